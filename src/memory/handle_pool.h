@@ -1,0 +1,63 @@
+// Physical memory that waits for its next use, on devices where creating it is slow.
+#pragma once
+
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
+#include "memory/vmm.h"
+
+namespace granule::memory {
+
+// Invariant: creates == releases + live + pooled + quarantined (in handles).
+struct HandleCounters {
+  uint64_t creates = 0;
+  uint64_t releases = 0;
+  uint64_t pool_hits = 0;
+  uint64_t live_handles = 0;         // handed out
+  uint64_t live_bytes = 0;
+  uint64_t pooled_handles = 0;       // kept for the next Acquire
+  uint64_t pooled_bytes = 0;
+  uint64_t quarantined_handles = 0;  // the system would not take them back, or their unmap failed: never used again, still charged
+  uint64_t quarantined_bytes = 0;
+};
+
+struct AcquiredHandle {
+  Handle handle;
+  bool is_zero = false;  // fresh from the system and fresh_is_zero
+};
+
+// Keeps up to `retained_bytes` of returned handles. Thread-safe; no Vmm verb runs under the lock.
+class HandlePool {
+ public:
+  HandlePool(Vmm& vmm, uint64_t retained_bytes);
+  ~HandlePool();  // releases what is pooled
+
+  // A handle of exactly `bytes`; pooled ones with the same home first, then any pooled one of that size, then a new one.
+  Result<AcquiredHandle> Acquire(size_t bytes, Address home);
+  // Takes back a handle that is mapped nowhere. Keeps it within the bound, releases it otherwise; a
+  // failed release quarantines it. Never fails.
+  void Return(Handle handle, Address home);
+  // Takes back a handle that may still be mapped because its unmap failed: quarantined for good.
+  void Quarantine(Handle handle);
+
+  // Releases pooled handles until at most `keep_bytes` stay; returns the bytes given back.
+  uint64_t Trim(uint64_t keep_bytes);
+
+  HandleCounters counters() const;
+  bool IsValid() const;
+
+ private:
+  struct Pooled {
+    Handle handle;
+    Address home;
+  };
+
+  Vmm& vmm_;
+  const uint64_t retained_bytes_;
+  mutable std::mutex mutex_;
+  std::vector<Pooled> pooled_;
+  HandleCounters counters_;
+};
+
+}  // namespace granule::memory
