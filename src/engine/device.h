@@ -1,0 +1,52 @@
+// A device: memory, threads and kernels that models and sequences share, and that outlives them.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "base/cpu.h"
+#include "base/status.h"
+#include "base/thread_pool.h"
+#include "kernels/kernels.h"
+#include "kv/sequence.h"
+#include "memory/address_space.h"
+#include "memory/handle_pool.h"
+#include "memory/mapping_table.h"
+#include "memory/vmm.h"
+
+namespace granule::engine {
+
+struct DeviceOptions {
+  int threads = 0;           // 0 = what affinity and quota allow
+  Isa isa = BestIsa();
+  size_t granule_bytes = 0;  // host granule; 0 = the default of 64 KiB
+  uint64_t pool_retained_bytes = 0;
+};
+
+// One context object instead of globals. Models and sequences must be gone before it is destroyed.
+class DeviceContext {
+ public:
+  static Result<std::unique_ptr<DeviceContext>> CreateCpu(const DeviceOptions& options);
+  // The same over a virtual memory of the caller's (tests put faults there).
+  static Result<std::unique_ptr<DeviceContext>> CreateCpu(const DeviceOptions& options, std::unique_ptr<memory::Vmm> vmm);
+
+  int threads() const { return pool_.threads(); }
+  const std::string& threads_reason() const { return threads_reason_; }
+  const kernels::Context& kernels() const { return kernels_; }
+  ThreadPool& pool() { return pool_; }
+  memory::Vmm& vmm() { return *vmm_; }
+  kv::Store store() { return {vmm_.get(), &space_, &handles_, &table_}; }
+
+ private:
+  DeviceContext(const DeviceOptions& options, int threads, std::string threads_reason, std::unique_ptr<memory::Vmm> vmm);
+
+  std::string threads_reason_;
+  ThreadPool pool_;
+  kernels::Context kernels_;
+  std::unique_ptr<memory::Vmm> vmm_;
+  memory::AddressSpace space_;
+  memory::HandlePool handles_;
+  memory::MappingTable table_;
+};
+
+}  // namespace granule::engine

@@ -1,0 +1,127 @@
+// Runs a model over ragged batches of sequences.
+//
+//   Model::Load   package -> packed weights and a plan (a flat list of steps); const afterwards
+//   Engine::Step  rows of tokens in, logits of the wanted rows out; KV grows as needed
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "engine/device.h"
+#include "kv/sequence.h"
+#include "package/package.h"
+
+namespace granule::engine {
+
+using TokenId = int32_t;
+
+struct Plan;  // native/plan.h
+
+// What the model is, for reports.
+struct ModelInfo {
+  std::string name;
+  std::string model_type;
+  int64_t layers = 0;       // with attention
+  int64_t vocab_size = 0;
+  uint64_t kv_bytes_per_token = 0;
+  uint64_t source_weight_bytes = 0;  // read per token, counted in the source file's tensors
+  uint64_t packed_weight_bytes = 0;  // what the kernels read
+  uint64_t macs_per_token = 0;       // multiply-adds in weight products for one token with logits
+};
+
+class Model {
+ public:
+  // Recognises the graph, packs the weights on the device's threads, and drops the source's pages. What has no native operator
+  // is refused: all such nodes with node name, operator, domain and count.
+  static Result<std::unique_ptr<Model>> Load(DeviceContext& device, package::Package package);
+  ~Model();
+
+  const ModelInfo& info() const { return info_; }
+  const package::Package& package() const { return package_; }
+  const kv::Group& kv_group() const { return group_; }
+  const Plan& plan() const { return *plan_; }
+
+  // The plan as text, a line per step: for `inspect`.
+  std::string DescribePlan() const;
+
+ private:
+  Model();
+  package::Package package_;
+  ModelInfo info_;
+  kv::Group group_;
+  std::unique_ptr<Plan> plan_;
+};
+
+// What would not run and why, without loading weights: for `inspect`. Empty = everything has a native operator.
+struct Unsupported {
+  std::string op;
+  std::string domain;
+  std::string node;    // name of the first such node
+  int64_t count = 0;
+  std::string reason;  // "no native operator", "attribute softcap = 50 is not built", ...
+};
+Result<std::vector<Unsupported>> FindUnsupported(package::Package& package);
+
+struct KvOptions {
+  kv::LayoutChoice layout;
+  kv::CapacityPolicy policy;
+  std::optional<kv::Limit> explicit_limit;  // --ctx-size
+};
+
+// One sequence's part of a step.
+struct StepItem {
+  kv::Sequence* sequence = nullptr;
+  std::span<const TokenId> tokens;       // q >= 1, appended after the live length
+  std::span<const int32_t> wanted_rows;  // ascending indices into tokens whose logits are wanted; may be empty
+};
+
+struct StepOutput {
+  // Logits of all wanted rows, item by item: [rows, vocab_size], fp32, dense. Valid until the next Step or the engine's end.
+  const float* logits = nullptr;
+  int64_t rows = 0;
+  int64_t vocab_size = 0;
+  std::span<const float> Row(int64_t i) const {
+    return {logits + i * vocab_size, static_cast<size_t>(vocab_size)};
+  }
+};
+
+// Thread rules: one Step at a time per device (it uses all of the device's threads).
+class Engine {
+ public:
+  Engine(DeviceContext& device, const Model& model, KvOptions kv_options);
+  ~Engine();
+
+  // An empty sequence with the engine's KV options. Commits no memory.
+  Result<std::unique_ptr<kv::Sequence>> NewSequence();
+
+  // ensure KV -> run the plan -> advance. After an error no sequence has changed its live length, and the same
+  // call may be tried again:
+  //   kInvalidInput      a token id outside the vocabulary, the same sequence twice, an empty item
+  //   kCapacityExceeded  a sequence would pass its hard maximum
+  //   kExhausted         the system refused memory
+  Result<StepOutput> Step(std::span<const StepItem> items);
+
+  const Model& model() const { return model_; }
+  const kv::HardMax& hard_max() const { return hard_max_; }
+  const KvOptions& kv_options() const { return kv_options_; }
+  // Steps run and the rows they had, for tests and reports.
+  uint64_t steps() const { return steps_; }
+  int64_t largest_step_rows() const { return largest_step_rows_; }
+
+ private:
+  struct Arena;
+
+  DeviceContext& device_;
+  const Model& model_;
+  KvOptions kv_options_;
+  kv::HardMax hard_max_;
+  std::unique_ptr<Arena> arena_;
+  uint64_t steps_ = 0;
+  int64_t largest_step_rows_ = 0;
+};
+
+}  // namespace granule::engine
