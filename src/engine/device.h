@@ -17,7 +17,7 @@
 namespace granule::engine {
 
 struct DeviceOptions {
-  int threads = 0;           // 0 = what affinity and quota allow
+  int threads = 0;  // 0 = what affinity and quota allow
   Isa isa = BestIsa();
   size_t granule_bytes = 0;  // host granule; 0 = the default of 64 KiB
   uint64_t pool_retained_bytes = 0;
@@ -28,7 +28,8 @@ class DeviceContext {
  public:
   static Result<std::unique_ptr<DeviceContext>> CreateCpu(const DeviceOptions& options);
   // The same over a virtual memory of the caller's (tests put faults there).
-  static Result<std::unique_ptr<DeviceContext>> CreateCpu(const DeviceOptions& options, std::unique_ptr<memory::Vmm> vmm);
+  static Result<std::unique_ptr<DeviceContext>> CreateCpu(const DeviceOptions& options,
+                                                          std::unique_ptr<memory::Vmm> vmm);
 
   int threads() const { return pool_.threads(); }
   const std::string& threads_reason() const { return threads_reason_; }
@@ -38,7 +39,8 @@ class DeviceContext {
   kv::Store store() { return {vmm_.get(), &space_, &handles_, &table_}; }
 
  private:
-  DeviceContext(const DeviceOptions& options, int threads, std::string threads_reason, std::unique_ptr<memory::Vmm> vmm);
+  DeviceContext(const DeviceOptions& options, int threads, std::string threads_reason,
+                std::unique_ptr<memory::Vmm> vmm);
 
   std::string threads_reason_;
   ThreadPool pool_;

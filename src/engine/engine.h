@@ -25,7 +25,7 @@ struct Plan;  // native/plan.h
 struct ModelInfo {
   std::string name;
   std::string model_type;
-  int64_t layers = 0;       // with attention
+  int64_t layers = 0;  // with attention
   int64_t vocab_size = 0;
   uint64_t kv_bytes_per_token = 0;
   uint64_t source_weight_bytes = 0;  // read per token, counted in the source file's tensors
@@ -35,8 +35,9 @@ struct ModelInfo {
 
 class Model {
  public:
-  // Recognises the graph, packs the weights on the device's threads, and drops the source's pages. What has no native operator
-  // is refused: all such nodes with node name, operator, domain and count.
+  // Recognises the graph, packs the weights on the device's threads, and drops the source's pages.
+  // What has no native operator is refused: all such nodes with node name, operator, domain and
+  // count.
   static Result<std::unique_ptr<Model>> Load(DeviceContext& device, package::Package package);
   ~Model();
 
@@ -56,11 +57,12 @@ class Model {
   std::unique_ptr<Plan> plan_;
 };
 
-// What would not run and why, without loading weights: for `inspect`. Empty = everything has a native operator.
+// What would not run and why, without loading weights: for `inspect`. Empty = everything has a
+// native operator.
 struct Unsupported {
   std::string op;
   std::string domain;
-  std::string node;    // name of the first such node
+  std::string node;  // name of the first such node
   int64_t count = 0;
   std::string reason;  // "no native operator", "attribute softcap = 50 is not built", ...
 };
@@ -75,12 +77,14 @@ struct KvOptions {
 // One sequence's part of a step.
 struct StepItem {
   kv::Sequence* sequence = nullptr;
-  std::span<const TokenId> tokens;       // q >= 1, appended after the live length
-  std::span<const int32_t> wanted_rows;  // ascending indices into tokens whose logits are wanted; may be empty
+  std::span<const TokenId> tokens;  // q >= 1, appended after the live length
+  std::span<const int32_t>
+      wanted_rows;  // ascending indices into tokens whose logits are wanted; may be empty
 };
 
 struct StepOutput {
-  // Logits of all wanted rows, item by item: [rows, vocab_size], fp32, dense. Valid until the next Step or the engine's end.
+  // Logits of all wanted rows, item by item: [rows, vocab_size], fp32, dense. Valid until the next
+  // Step or the engine's end.
   const float* logits = nullptr;
   int64_t rows = 0;
   int64_t vocab_size = 0;
@@ -98,8 +102,8 @@ class Engine {
   // An empty sequence with the engine's KV options. Commits no memory.
   Result<std::unique_ptr<kv::Sequence>> NewSequence();
 
-  // ensure KV -> run the plan -> advance. After an error no sequence has changed its live length, and the same
-  // call may be tried again:
+  // ensure KV -> run the plan -> advance. After an error no sequence has changed its live length,
+  // and the same call may be tried again:
   //   kInvalidInput      a token id outside the vocabulary, the same sequence twice, an empty item
   //   kCapacityExceeded  a sequence would pass its hard maximum
   //   kExhausted         the system refused memory

@@ -16,9 +16,11 @@ struct StallHistogram {
 };
 
 struct Counters {
-  // Growth. A growth raises the committed length of a sequence that already had one; the first commit is none.
+  // Growth. A growth raises the committed length of a sequence that already had one; the first
+  // commit is none.
   uint64_t growth_events = 0;
-  uint64_t kv_bytes_moved = 0;   // nominal: at each moving growth live length x (bytes_per_token + 8 where the graph reads a mask)
+  uint64_t kv_bytes_moved = 0;  // nominal: at each moving growth live length x (bytes_per_token + 8
+                                // where the graph reads a mask)
   uint64_t kv_bytes_copied = 0;  // what really was
   // Captured graphs.
   uint64_t captures = 0, replays = 0, fallbacks = 0, invalidations = 0, growth_keeps = 0;

@@ -12,8 +12,8 @@ namespace granule::kv {
 
 struct CapacityExceededFacts {
   uint64_t required = 0;
-  uint64_t limit = 0;             // tokens: the hard maximum, or the reservation where that is unbounded
-  std::string source;             // of the limit
+  uint64_t limit = 0;  // tokens: the hard maximum, or the reservation where that is unbounded
+  std::string source;  // of the limit
   std::optional<uint64_t> model_context;  // what the model states
   uint64_t bytes_per_token = 0;
   std::optional<memory::MemoryInfo> memory;

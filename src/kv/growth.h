@@ -1,4 +1,5 @@
-// Growth: the one driver that raises the committed length, for every backend and every kind of growth.
+// Growth: the one driver that raises the committed length, for every backend and every kind of
+// growth.
 //
 // Stages, in this order; each may fail but the last:
 //   build    put memory behind the new length (map and zero; or allocate, zero and copy)
@@ -33,7 +34,8 @@ struct GrowthStep {
   uint64_t live = 0;
 };
 
-// What a captured graph depends on: pointer and shape of every binding. Equal before and after -> the graph is kept.
+// What a captured graph depends on: pointer and shape of every binding. Equal before and after ->
+// the graph is kept.
 using CaptureSignature = std::vector<std::pair<uintptr_t, uint64_t>>;
 
 // What differs between backends. A stage that returns an error has undone its own part.
@@ -50,7 +52,8 @@ class GrowthBackend {
   virtual Status BuildMask(const GrowthStep& step) = 0;
   virtual Status InvalidateCapture(const std::string& reason) = 0;
   virtual void Publish(const GrowthStep& step, bool kept, const std::string& reason) = 0;
-  // Undoes what Build and BuildMask staged. A part that cannot be undone poisons the backend by name.
+  // Undoes what Build and BuildMask staged. A part that cannot be undone poisons the backend by
+  // name.
   virtual Status Abandon(const GrowthStep& step) = 0;
 
   // The two errors, with every operand (errors.h).
@@ -64,7 +67,8 @@ struct GrowthOutcome {
   bool kept = false;
 };
 
-// required > hard_max -> CapacityExceeded, nothing else is called. required <= committed -> unchanged.
+// required > hard_max -> CapacityExceeded, nothing else is called. required <= committed ->
+// unchanged.
 Result<GrowthOutcome> EnsureCapacity(GrowthBackend& backend, uint64_t hard_max, uint64_t required);
 
 }  // namespace granule::kv

@@ -32,25 +32,28 @@ struct SequenceOptions {
   std::optional<uint64_t> model_context;  // for messages
 };
 
-// Thread rules: one call at a time; different sequences may run at once. Not movable: kernels hold its addresses during a step.
+// Thread rules: one call at a time; different sequences may run at once. Not movable: kernels hold
+// its addresses during a step.
 class Sequence final : private GrowthBackend {
  public:
   // Reserves addresses; commits nothing. `group` must be Retention::kFull.
-  static Result<std::unique_ptr<Sequence>> Create(const Store& store, const Group& group, const SequenceOptions& options);
-  // Gives everything back. What the system will not take back stays charged and reserved (HandleCounters::quarantined_*).
+  static Result<std::unique_ptr<Sequence>> Create(const Store& store, const Group& group,
+                                                  const SequenceOptions& options);
+  // Gives everything back. What the system will not take back stays charged and reserved
+  // (HandleCounters::quarantined_*).
   ~Sequence() override;
   Sequence(const Sequence&) = delete;
   Sequence& operator=(const Sequence&) = delete;
 
   // Makes slots [0, tokens) usable. On error nothing changed and the call may be repeated:
-  //   kCapacityExceeded  tokens is above the hard maximum (or the reservation of an unbounded sequence)
-  //   kExhausted         the system refused memory
-  //   kPoisoned          an earlier failure could not be undone
+  //   kCapacityExceeded  tokens is above the hard maximum (or the reservation of an unbounded
+  //   sequence) kExhausted         the system refused memory kPoisoned          an earlier failure
+  //   could not be undone
   Status Ensure(uint64_t tokens);
   // Tokens [live, live + count) were written; count <= committed - live.
   void Advance(uint64_t count);
-  // Forgets tokens from `length` on; memory stays committed. Returns the length reached (== length here; state
-  // groups may only reach less). Above the live length: kInvalidInput.
+  // Forgets tokens from `length` on; memory stays committed. Returns the length reached (== length
+  // here; state groups may only reach less). Above the live length: kInvalidInput.
   Result<uint64_t> Rewind(uint64_t length);
   // Forgets all tokens and gives the memory back; addresses stay.
   Status Reset();
@@ -66,7 +69,8 @@ class Sequence final : private GrowthBackend {
   uint64_t capacity() const { return lengths_.capacity; }
   uint64_t bytes_per_token() const { return layout_.bytes_per_token; }
   Counters counters() const;
-  bool IsValid() const;  // walker: lengths ordered, every committed slot backed, nothing backed beyond policy
+  bool IsValid()
+      const;  // walker: lengths ordered, every committed slot backed, nothing backed beyond policy
 
  private:
   Sequence(const Store& store, const SequenceOptions& options) : store_(store), options_(options) {}

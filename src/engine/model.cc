@@ -1,0 +1,124 @@
+#include "engine/engine.h"
+#include "engine/native/build_plan.h"
+
+namespace granule::engine {
+namespace {
+
+Status Refusal(const std::vector<Unsupported>& unsupported) {
+  std::string text = "this model has nodes that the native backend cannot run:";
+  for (const Unsupported& u : unsupported) {
+    text += Format("\n  {} x {} ({}), first at node '{}': {}", u.count, u.op,
+                   u.domain.empty() ? "ai.onnx" : u.domain, u.node, u.reason);
+  }
+  return Status(Code::kInvalidInput, text);
+}
+
+kv::Group GroupOf(const package::Package& package) {
+  kv::Group group;
+  for (const package::KvPort& port : package.roles.kv) {
+    group.layers.push_back({port.kv_heads, port.head_dim, port.dtype});
+  }
+  return group;
+}
+
+struct Describe {
+  const Plan& plan;
+
+  std::string Place(BufferId id) const {
+    if (id == kNoBuffer) return "-";
+    const Buffer& buffer = plan.buffers[static_cast<size_t>(id)];
+    return Format("%{}[{}]", id, buffer.width);
+  }
+  std::string operator()(const GatherStep& s) const {
+    return Format("gather {} rows of {} {} -> {}", s.table_rows, DTypeName(s.dtype),
+                  s.indices == Indices::kTokenIds ? "by token" : "by position", Place(s.y));
+  }
+  std::string operator()(const GatherQuantizedStep& s) const {
+    return Format("gather {} rows of int{} blocks of {} -> {}", s.table.rows, s.table.bits,
+                  s.table.block_size, Place(s.y));
+  }
+  std::string operator()(const MatMulStep& s) const {
+    std::string text = Format("matmul {} x", Place(s.x.buffer));
+    for (const auto& output : s.outputs) {
+      text += Format(" [{}, {}]{} -> {}", Width(output.y), s.k, output.bias ? " + bias" : "",
+                     Place(output.y));
+    }
+    return text;
+  }
+  std::string operator()(const RmsNormStep& s) const {
+    return Format("rms_norm {} -> {}", Place(s.x.buffer), Place(s.y));
+  }
+  std::string operator()(const SkipRmsNormStep& s) const {
+    return Format("skip_rms_norm {} + {} -> {}, sum {}", Place(s.x), Place(s.skip), Place(s.y),
+                  Place(s.sum));
+  }
+  std::string operator()(const BinaryStep& s) const {
+    static constexpr const char* kNames[] = {"add", "sub", "mul", "div"};
+    return Format("{} {}, {} -> {}", kNames[static_cast<int>(s.op)], Place(s.x),
+                  s.z == kNoBuffer ? "constant" : Place(s.z), Place(s.y));
+  }
+  std::string operator()(const UnaryStep& s) const {
+    static constexpr const char* kNames[] = {"sigmoid", "silu", "tanh", "neg"};
+    return Format("{} {} -> {}", kNames[static_cast<int>(s.op)], Place(s.x), Place(s.y));
+  }
+  std::string operator()(const SiluMulStep& s) const {
+    return Format("silu_mul {}, {} -> {}", Place(s.gate), Place(s.up), Place(s.y));
+  }
+  std::string operator()(const ConcatStep& s) const {
+    return Format("concat {} parts -> {}", s.parts.size(), Place(s.y));
+  }
+  std::string operator()(const AttentionStep& s) const {
+    return Format("attention layer {}: {} heads, {} KV heads, head size {}, rotary {} -> {}",
+                  s.layer, s.shape.heads, s.shape.kv_heads, s.shape.head_dim, s.rotary.rotary_dim,
+                  Place(s.y));
+  }
+  int64_t Width(BufferId id) const { return plan.buffers[static_cast<size_t>(id)].width; }
+};
+
+}  // namespace
+
+Model::Model() = default;
+Model::~Model() = default;
+
+Result<std::unique_ptr<Model>> Model::Load(DeviceContext& device, package::Package package) {
+  std::unique_ptr<Model> model(new Model());
+  model->package_ = std::move(package);
+  package::Package& p = model->package_;
+  auto built = BuildPlan(p, &device.kernels());
+  if (!built.ok()) return built.status().In(p.folder.string());
+  if (!built->unsupported.empty()) return Refusal(built->unsupported).In(p.folder.string());
+  model->plan_ = std::move(built->plan);
+  model->group_ = GroupOf(p);
+
+  const Plan& plan = *model->plan_;
+  if (plan.table_rows != INT64_MAX && (!p.table_rows || plan.table_rows < p.table_rows->value)) {
+    p.table_rows = package::Sourced{plan.table_rows, plan.table_rows_source};
+  }
+  ModelInfo& info = model->info_;
+  info.name = p.name;
+  info.model_type = p.model_type;
+  info.layers = static_cast<int64_t>(model->group_.layers.size());
+  info.vocab_size = plan.vocab_size;
+  info.kv_bytes_per_token = model->group_.BytesPerToken();
+  info.source_weight_bytes = p.source_weight_bytes;
+  info.packed_weight_bytes = built->packed_bytes;
+  info.macs_per_token = built->macs_per_token;
+  return model;
+}
+
+std::string Model::DescribePlan() const {
+  std::string text;
+  for (size_t i = 0; i < plan_->steps.size(); ++i) {
+    text += Format("{:4}  {}    # {}\n", i, std::visit(Describe{*plan_}, plan_->steps[i]),
+                   plan_->labels[i]);
+  }
+  return text;
+}
+
+Result<std::vector<Unsupported>> FindUnsupported(package::Package& package) {
+  auto built = BuildPlan(package, nullptr);
+  if (!built.ok()) return built.status();
+  return std::move(built->unsupported);
+}
+
+}  // namespace granule::engine
