@@ -19,7 +19,8 @@ namespace granule::engine {
 
 using TokenId = int32_t;
 
-struct Plan;  // native/plan.h
+class Backend;  // backend.h
+struct Plan;    // native/plan.h
 
 // What the model is, for reports.
 struct ModelInfo {
@@ -117,13 +118,16 @@ class Engine {
   int64_t largest_step_rows() const { return largest_step_rows_; }
 
  private:
-  struct Arena;
+  struct Rows;
+
+  Status CollectRows(std::span<const StepItem> items);
 
   DeviceContext& device_;
   const Model& model_;
   KvOptions kv_options_;
   kv::HardMax hard_max_;
-  std::unique_ptr<Arena> arena_;
+  std::unique_ptr<Rows> rows_;
+  std::unique_ptr<Backend> backend_;
   uint64_t steps_ = 0;
   int64_t largest_step_rows_ = 0;
 };

@@ -121,8 +121,9 @@ struct AttentionStep {
   BufferId y = kNoBuffer;
 };
 
-using PlanStep = std::variant<GatherStep, GatherQuantizedStep, MatMulStep, RmsNormStep, SkipRmsNormStep,
-                          BinaryStep, UnaryStep, SiluMulStep, ConcatStep, AttentionStep>;
+using PlanStep =
+    std::variant<GatherStep, GatherQuantizedStep, MatMulStep, RmsNormStep, SkipRmsNormStep,
+                 BinaryStep, UnaryStep, SiluMulStep, ConcatStep, AttentionStep>;
 
 struct Plan {
   std::vector<PlanStep> steps;

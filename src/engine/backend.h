@@ -1,0 +1,39 @@
+// What runs a step once its rows are checked and their KV is there. engine.cc owns everything
+// around it: checks, growth, lengths, counters. Backends differ only here.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "base/status.h"
+#include "kernels/attention.h"
+#include "kv/sequence.h"
+
+namespace granule::engine {
+
+// The rows of all items of a step, one after the other.
+struct StepBatch {
+  std::span<kv::Sequence* const> sequences;  // [B]
+  std::span<const int64_t> token_ids;        // [R]
+  std::span<const int64_t> positions;        // [R] slot == position
+  std::span<kernels::RowPlace> places;       // [R]; a backend may cut it down on the way
+  std::span<const int64_t> wanted;           // ascending rows whose logits are wanted
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  virtual const char* name() const = 0;  // "native", "ort"
+
+  // Memory for a step of this size; called before any KV grows. A failure changes nothing.
+  virtual Status Prepare(int64_t rows, int64_t wanted_rows) = 0;
+
+  // Writes K and V of all rows to their slots (committed before) and the logits of the wanted rows.
+  // Returns the logits [wanted, vocab_size], valid until the next call. A failure leaves slots
+  // below every live length as they were.
+  virtual Result<const float*> Run(const StepBatch& batch) = 0;
+};
+
+}  // namespace granule::engine

@@ -1,0 +1,117 @@
+#include "engine/native/native_backend.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <optional>
+#include <variant>
+
+#include "base/arith.h"
+#include "engine/native/execute.h"
+
+namespace granule::engine {
+namespace {
+
+constexpr size_t kAlignment = 64;
+
+// Uninitialised memory that only grows; what was in it is lost when it does.
+class Scratch {
+ public:
+  Scratch() = default;
+  ~Scratch() { std::free(data_); }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+
+  Status Reserve(std::optional<uint64_t> bytes, const char* what) {
+    if (bytes && *bytes <= bytes_) return {};
+    void* data = bytes && *bytes <= UINT64_MAX / 2
+                     ? std::aligned_alloc(kAlignment, RoundUp<uint64_t>(*bytes, kAlignment))
+                     : nullptr;
+    if (data == nullptr) {
+      return Error(Code::kExhausted, "no memory for {} ({} bytes): use a smaller -ub/--ubatch-size",
+                   what, bytes.value_or(UINT64_MAX));
+    }
+    std::free(data_);
+    data_ = data;
+    bytes_ = *bytes;
+    return {};
+  }
+  float* floats() const { return static_cast<float*>(data_); }
+  std::span<std::byte> bytes() const { return {static_cast<std::byte*>(data_), bytes_}; }
+
+ private:
+  void* data_ = nullptr;
+  uint64_t bytes_ = 0;
+};
+
+std::optional<uint64_t> FloatBytes(int64_t a, int64_t b) {
+  const auto elements = CheckedMul(static_cast<uint64_t>(a), static_cast<uint64_t>(b));
+  return elements ? CheckedMul<uint64_t>(*elements, sizeof(float)) : std::nullopt;
+}
+
+// Scratch is sized by the largest step so far: no allocation in a step of a size that ran before.
+class NativeBackend final : public Backend {
+ public:
+  NativeBackend(DeviceContext& device, const Plan& plan) : device_(device), plan_(plan) {}
+
+  const char* name() const override { return "native"; }
+
+  Status Prepare(int64_t rows, int64_t wanted_rows) override {
+    if (Status s =
+            activations_.Reserve(FloatBytes(plan_.arena_floats_per_row, rows), "activations");
+        !s.ok()) {
+      return s;
+    }
+    if (Status s = logits_.Reserve(FloatBytes(plan_.vocab_size, wanted_rows), "logits"); !s.ok()) {
+      return s;
+    }
+    uint64_t bytes = 0;
+    for (const PlanStep& step : plan_.steps) {
+      if (const auto* attention = std::get_if<AttentionStep>(&step)) {
+        bytes = std::max<uint64_t>(
+            bytes, kernels::AttentionWorkspaceBytes(attention->shape, rows, device_.threads()));
+        layers_ = std::max(layers_, attention->layer + 1);
+      }
+    }
+    return workspace_.Reserve(bytes, "attention");
+  }
+
+  Result<const float*> Run(const StepBatch& batch) override {
+    views_.clear();
+    for (int32_t layer = 0; layer < layers_; ++layer) {
+      for (const kv::Sequence* sequence : batch.sequences) views_.push_back(sequence->View(layer));
+    }
+    Execution run;
+    run.kernels = &device_.kernels();
+    run.rows = static_cast<int64_t>(batch.token_ids.size());
+    run.token_ids = batch.token_ids;
+    run.positions = batch.positions;
+    run.places = batch.places;
+    run.wanted = batch.wanted;
+    run.sequences = static_cast<int64_t>(batch.sequences.size());
+    run.views = views_;
+    run.arena = activations_.floats();
+    run.logits = logits_.floats();
+    run.workspace = workspace_.bytes();
+    run.products = &products_;
+    Execute(plan_, run);
+    return static_cast<const float*>(logits_.floats());
+  }
+
+ private:
+  DeviceContext& device_;
+  const Plan& plan_;
+  Scratch activations_;
+  Scratch logits_;
+  Scratch workspace_;
+  int32_t layers_ = 0;
+  std::vector<KvView> views_;
+  std::vector<kernels::MatMulOutput> products_;
+};
+
+}  // namespace
+
+std::unique_ptr<Backend> MakeNativeBackend(DeviceContext& device, const Plan& plan) {
+  return std::make_unique<NativeBackend>(device, plan);
+}
+
+}  // namespace granule::engine
