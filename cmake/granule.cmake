@@ -62,7 +62,8 @@ function(granule_options target)
 endfunction()
 
 # granule_layer(NAME DEPS layers... LIBS libraries...): static library granule_NAME from src/NAME, and with tests on
-# one program NAME_test from its *_test.cc files, with fuzzing on one program per *_fuzz.cc.
+# one program NAME_test from its *_test.cc files, with fuzzing on one program per *_fuzz.cc, with benchmarks on
+# one program NAME_bench from its *_bench.cc files.
 function(granule_layer name)
   cmake_parse_arguments(ARG "" "" "DEPS;LIBS" ${ARGN})
   file(GLOB_RECURSE files CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/${name}/*.cc)
@@ -72,6 +73,8 @@ function(granule_layer name)
   list(FILTER tests INCLUDE REGEX "_test\\.cc$")
   set(fuzzers ${files})
   list(FILTER fuzzers INCLUDE REGEX "_fuzz\\.cc$")
+  set(benches ${files})
+  list(FILTER benches INCLUDE REGEX "_bench\\.cc$")
 
   set(deps ${ARG_DEPS})
   list(TRANSFORM deps PREPEND granule_)
@@ -93,8 +96,15 @@ function(granule_layer name)
     target_compile_options(${name}_test PRIVATE -Wno-conversion)
     target_link_libraries(${name}_test PRIVATE granule_${name} ${GRANULE_LIB_gtest_main} ${GRANULE_LIB_gtest}
                           ${GRANULE_LIB_rapidcheck} Threads::Threads)
-    gtest_discover_tests(${name}_test DISCOVERY_MODE PRE_TEST TEST_PREFIX "${name}/"
+    gtest_discover_tests(${name}_test DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 TEST_PREFIX "${name}/"
                          PROPERTIES TIMEOUT 600 LABELS ${name})
+  endif()
+
+  if(GRANULE_BENCH AND benches)
+    add_executable(${name}_bench ${benches})
+    granule_options(${name}_bench)
+    target_compile_options(${name}_bench PRIVATE -Wno-conversion)
+    target_link_libraries(${name}_bench PRIVATE granule_${name} benchmark::benchmark_main Threads::Threads)
   endif()
 
   if(GRANULE_FUZZ)

@@ -35,8 +35,9 @@ class MappedFile {
   size_t size_ = 0;
 };
 
-// Explains, in plain words, bytes that are not what they should be: empty, a Git LFS pointer (with the
-// real size), an HTML page, a ZIP archive, ... Empty string when nothing is recognised.
+// Explains, in plain words, bytes that are not what they should be: "is empty", "is a Git LFS
+// pointer, the real file is N bytes (...)", "is an HTML page (...)", "is a ZIP archive (...)", ...
+// A predicate, to be put behind a file's name. Empty string when nothing is recognised.
 std::string ExplainForeignBytes(std::span<const std::byte> bytes);
 
 // A file that appears under its name complete or not at all: written beside it under a temporary
@@ -51,11 +52,16 @@ class AtomicFile {
   Status Write(std::span<const std::byte> bytes);
   Status Write(std::string_view text);
   uint64_t written_bytes() const { return written_bytes_; }
-  // Flushes and renames. A full disk shows here or in Write as an error with path and bytes.
+  // Flushes and renames. A full disk shows here or in Write as kExhausted with path and bytes.
+  // After a failed Write the temporary file is gone and every later call gives the same error.
   Status Commit();
 
  private:
   AtomicFile() = default;
+  Status Fail(const char* what, int error);
+  void Discard();
+
+  Status failure_;
   std::filesystem::path path_;
   std::filesystem::path temporary_;
   int fd_ = -1;
@@ -63,6 +69,8 @@ class AtomicFile {
 };
 
 Status WriteFileAtomically(const std::filesystem::path& path, std::string_view text);
+// Reads to the end; also pipes and files of /proc, whose size is not known before. More than
+// max_bytes is an error.
 Result<std::string> ReadFile(const std::filesystem::path& path, uint64_t max_bytes);
 
 }  // namespace granule

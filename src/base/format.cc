@@ -18,7 +18,8 @@ std::string FormatBytes(uint64_t bytes) {
     ++unit;
   }
   const bool whole = value == static_cast<double>(static_cast<uint64_t>(value));
-  return whole ? Format("{:.0f} {}", value, kUnits[unit]) : Format("{:.1f} {}", value, kUnits[unit]);
+  return whole ? Format("{:.0f} {}", value, kUnits[unit])
+               : Format("{:.1f} {}", value, kUnits[unit]);
 }
 
 }  // namespace granule

@@ -1,9 +1,9 @@
 // How a function says that it failed.
 //
-// One rule per boundary: bytes from outside (files, prompts, requests, the environment) and refusals
-// of the system give a Status with words for a person: what, where, expected, found, what to do.
-// A bug of ours trips a check (base/check.h) instead. The library never prints, aborts or exits on
-// user input.
+// One rule per boundary: bytes from outside (files, prompts, requests, the environment) and
+// refusals of the system give a Status with words for a person: what, where, expected, found, what
+// to do. A bug of ours trips a check (base/check.h) instead. The library never prints, aborts or
+// exits on user input.
 #pragma once
 
 #include <optional>
@@ -67,7 +67,7 @@ Status InvalidInput(fmt::format_string<Args...> format, Args&&... args) {
 template <class T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : value_(std::move(value)) {}                                  // NOLINT
+  Result(T value) : value_(std::move(value)) {}                                         // NOLINT
   Result(Status status) : status_(std::move(status)) { GRANULE_CHECK(!status_.ok()); }  // NOLINT
 
   bool ok() const { return status_.ok(); }

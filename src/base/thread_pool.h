@@ -24,13 +24,16 @@ class ThreadPool {
 
   // Calls body(begin, end, thread) over disjoint pieces of [0, count) whose sizes are multiples of
   // `grain` (but the last), handed out dynamically; thread is in [0, threads()). Returns when all
-  // are done. Work done before the call is seen by body, and what body wrote is seen afterwards. With count <= grain the
-  // caller runs it alone.
+  // are done. Work done before the call is seen by body, and what body wrote is seen afterwards.
+  // With count <= grain the caller runs it alone.
   template <class Body>
   void Run(int64_t count, int64_t grain, const Body& body) {
-    RunErased(count, grain, [](const void* b, int64_t begin, int64_t end, int thread) {
-      (*static_cast<const Body*>(b))(begin, end, thread);
-    }, &body);
+    RunErased(
+        count, grain,
+        [](const void* b, int64_t begin, int64_t end, int thread) {
+          (*static_cast<const Body*>(b))(begin, end, thread);
+        },
+        &body);
   }
 
  private:

@@ -27,6 +27,9 @@ class Backend {
   virtual ~Backend() = default;
   virtual const char* name() const = 0;  // "native", "ort"
 
+  // kUsage, by the layout's name, where the backend cannot read KV that lies so.
+  virtual Status CheckLayout(const kv::LayoutChoice&) const { return {}; }
+
   // Memory for a step of this size; called before any KV grows. A failure changes nothing.
   virtual Status Prepare(int64_t rows, int64_t wanted_rows) = 0;
 

@@ -34,6 +34,7 @@ DeviceContext::DeviceContext(const DeviceOptions& options, int threads, std::str
       vmm_(std::move(vmm)),
       space_(*vmm_),
       handles_(*vmm_, options.pool_retained_bytes),
-      table_(*vmm_, handles_) {}
+      table_(*vmm_, handles_),
+      parking_(space_, table_) {}
 
 }  // namespace granule::engine

@@ -8,6 +8,7 @@
 #include "base/status.h"
 #include "base/thread_pool.h"
 #include "kernels/kernels.h"
+#include "kv/parking.h"
 #include "kv/sequence.h"
 #include "memory/address_space.h"
 #include "memory/handle_pool.h"
@@ -36,7 +37,7 @@ class DeviceContext {
   const kernels::Context& kernels() const { return kernels_; }
   ThreadPool& pool() { return pool_; }
   memory::Vmm& vmm() { return *vmm_; }
-  kv::Store store() { return {vmm_.get(), &space_, &handles_, &table_}; }
+  kv::Store store() { return {vmm_.get(), &space_, &handles_, &table_, &parking_, nullptr}; }
 
  private:
   DeviceContext(const DeviceOptions& options, int threads, std::string threads_reason,
@@ -49,6 +50,7 @@ class DeviceContext {
   memory::AddressSpace space_;
   memory::HandlePool handles_;
   memory::MappingTable table_;
+  kv::ParkingLot parking_;
 };
 
 }  // namespace granule::engine

@@ -4,8 +4,18 @@
 
 #include "engine/backend.h"
 #include "engine/native/native_backend.h"
+#include "engine/ort/ort_backend.h"
 
 namespace granule::engine {
+namespace {
+
+std::unique_ptr<Backend> MakeBackend(DeviceContext& device, const Model& model) {
+  return model.backend() == BackendKind::kOrt ? MakeOrtBackend(model.ort())
+                                              : MakeNativeBackend(device, model.plan());
+}
+
+}  // namespace
+
 // Rows of a step, reused from step to step.
 struct Engine::Rows {
   std::vector<kv::Sequence*> sequences;
@@ -20,7 +30,7 @@ Engine::Engine(DeviceContext& device, const Model& model, KvOptions kv_options)
       model_(model),
       kv_options_(std::move(kv_options)),
       rows_(std::make_unique<Rows>()),
-      backend_(MakeNativeBackend(device, model.plan())) {
+      backend_(MakeBackend(device, model)) {
   const auto limit = [](const std::optional<package::Sourced>& s) -> std::optional<kv::Limit> {
     if (!s) return std::nullopt;
     return kv::Limit{static_cast<uint64_t>(s->value), s->source};
@@ -32,10 +42,15 @@ Engine::Engine(DeviceContext& device, const Model& model, KvOptions kv_options)
 Engine::~Engine() = default;
 
 Result<std::unique_ptr<kv::Sequence>> Engine::NewSequence() {
+  if (Status s = backend_->CheckLayout(kv_options_.layout); !s.ok()) return s;
   kv::SequenceOptions options;
   options.layout = kv_options_.layout;
   options.policy = kv_options_.policy;
   options.hard_max = hard_max_;
+  options.growth = kv_options_.growth;
+  options.capture_policy = kv_options_.capture_policy;
+  // Growth that moves tokens moves their mask too, where the graph reads one: 8 bytes each.
+  if (model_.package().roles.attention_mask != onnx::kNone) options.mask_bytes_per_token = 8;
   if (const auto& stated = model_.package().context_length)
     options.model_context = static_cast<uint64_t>(stated->value);
   return kv::Sequence::Create(device_.store(), model_.kv_group(), options);
@@ -105,7 +120,11 @@ Result<StepOutput> Engine::Step(std::span<const StepItem> items) {
   if (!logits.ok()) return logits.status();
 
   // The tokens are there now.
-  for (const StepItem& item : items) item.sequence->Advance(item.tokens.size());
+  for (const StepItem& item : items) {
+    item.sequence->Advance(item.tokens.size());
+    item.sequence->capture().Finished(static_cast<int64_t>(item.tokens.size()),
+                                      kv::StepAction::kEager, kv::StepResult::kDone, "");
+  }
   ++steps_;
   largest_step_rows_ = std::max(largest_step_rows_, row_count);
   return StepOutput{*logits, wanted_rows, model_.info().vocab_size};

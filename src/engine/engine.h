@@ -19,8 +19,12 @@ namespace granule::engine {
 
 using TokenId = int32_t;
 
-class Backend;  // backend.h
-struct Plan;    // native/plan.h
+class Backend;    // backend.h
+struct Plan;      // native/plan.h
+struct OrtModel;  // ort/ort_model.h
+
+// What runs the graph: granule's own kernels, or ONNX Runtime opened at run time.
+enum class BackendKind { kNative, kOrt };
 
 // What the model is, for reports.
 struct ModelInfo {
@@ -30,32 +34,43 @@ struct ModelInfo {
   int64_t vocab_size = 0;
   uint64_t kv_bytes_per_token = 0;
   uint64_t source_weight_bytes = 0;  // read per token, counted in the source file's tensors
-  uint64_t packed_weight_bytes = 0;  // what the kernels read
-  uint64_t macs_per_token = 0;       // multiply-adds in weight products for one token with logits
+  uint64_t packed_weight_bytes = 0;  // what the kernels read; 0 = not known (ONNX Runtime)
+  uint64_t macs_per_token = 0;  // multiply-adds in weight products for one token with logits; 0 =
+                                // not known
+  std::string backend;          // "native", "ONNX Runtime 1.32.0"
 };
 
 class Model {
  public:
-  // Recognises the graph, packs the weights on the device's threads, and drops the source's pages.
-  // What has no native operator is refused: all such nodes with node name, operator, domain and
-  // count.
-  static Result<std::unique_ptr<Model>> Load(DeviceContext& device, package::Package package);
+  // kNative: recognises the graph, packs the weights on the device's threads, and drops the source's
+  // pages. What has no native operator is refused: all such nodes with node name, operator, domain
+  // and count.
+  // kOrt: ONNX Runtime loads the file; kUnavailable where the library is missing or too old.
+  static Result<std::unique_ptr<Model>> Load(DeviceContext& device, package::Package package,
+                                             BackendKind backend = BackendKind::kNative);
   ~Model();
 
   const ModelInfo& info() const { return info_; }
   const package::Package& package() const { return package_; }
   const kv::Group& kv_group() const { return group_; }
-  const Plan& plan() const { return *plan_; }
+  BackendKind backend() const { return ort_ ? BackendKind::kOrt : BackendKind::kNative; }
+  const Plan& plan() const { return *plan_; }     // of kNative
+  const OrtModel& ort() const { return *ort_; }  // of kOrt
 
-  // The plan as text, a line per step: for `inspect`.
+  // What runs, as text: the plan, a line per step; of ONNX Runtime how it is bound. For `inspect`.
   std::string DescribePlan() const;
 
  private:
   Model();
+  Status LoadNative(DeviceContext& device);
+  Status LoadOrt(DeviceContext& device);
+  void LowerTableRows(int64_t rows, const std::string& source);
+
   package::Package package_;
   ModelInfo info_;
   kv::Group group_;
   std::unique_ptr<Plan> plan_;
+  std::unique_ptr<OrtModel> ort_;
 };
 
 // What would not run and why, without loading weights: for `inspect`. Empty = everything has a
@@ -72,7 +87,9 @@ Result<std::vector<Unsupported>> FindUnsupported(package::Package& package);
 struct KvOptions {
   kv::LayoutChoice layout;
   kv::CapacityPolicy policy;
-  std::optional<kv::Limit> explicit_limit;  // --ctx-size
+  std::optional<kv::Limit> explicit_limit = {};  // --ctx-size
+  kv::GrowthKind growth = kv::GrowthKind::kCommit;
+  kv::CapturePolicy capture_policy = kv::CapturePolicy::kDefault;
 };
 
 // One sequence's part of a step.
@@ -100,7 +117,8 @@ class Engine {
   Engine(DeviceContext& device, const Model& model, KvOptions kv_options);
   ~Engine();
 
-  // An empty sequence with the engine's KV options. Commits no memory.
+  // An empty sequence with the engine's KV options. Commits no memory. kUsage for a layout that the
+  // backend cannot read.
   Result<std::unique_ptr<kv::Sequence>> NewSequence();
 
   // ensure KV -> run the plan -> advance. After an error no sequence has changed its live length,

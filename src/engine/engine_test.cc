@@ -42,6 +42,7 @@ struct RunConfig {
   kv::LayoutChoice layout = {};
   kv::CapacityPolicy policy = {};
   std::optional<kv::Limit> limit = {};
+  kv::GrowthKind growth = kv::GrowthKind::kCommit;
   size_t granule_bytes = 4096;
   Isa isa = BestIsa();
 };
@@ -61,8 +62,8 @@ struct Loaded {
     auto m = Model::Load(*device, OpenOrDie(folder));
     EXPECT_TRUE(m.ok()) << m.status().message();
     model = std::move(*m);
-    engine = std::make_unique<Engine>(*device, *model,
-                                      KvOptions{setup.layout, setup.policy, setup.limit});
+    engine = std::make_unique<Engine>(
+        *device, *model, KvOptions{setup.layout, setup.policy, setup.limit, setup.growth});
   }
   std::unique_ptr<DeviceContext> device;
   std::unique_ptr<Model> model;
@@ -166,6 +167,40 @@ TEST_P(TinyModels, SameBitsOverLayoutsRoundingContextThreadsAndChunks) {
       EXPECT_TRUE((*sequence)->IsValid());
     }
   }
+}
+
+TEST_P(TinyModels, SameBitsOverGrowthKinds) {
+  const auto tokens = Prompt(200, GetParam().vocab);
+  const Rows baseline = Baseline(tokens);
+  const struct {
+    kv::GrowthKind growth;
+    kv::LayoutKind layout;
+  } cases[] = {{kv::GrowthKind::kRestride, kv::LayoutKind::kHeadMajor},
+               {kv::GrowthKind::kRealloc, kv::LayoutKind::kHeadMajor},
+               {kv::GrowthKind::kRealloc, kv::LayoutKind::kSeqMajor},
+               {kv::GrowthKind::kRealloc, kv::LayoutKind::kTokenMajor}};
+  for (const auto& c : cases) {
+    Loaded l(folder_,
+             {.layout = {c.layout, 0}, .policy = {kv::Rounding::kBucket, 4}, .growth = c.growth});
+    auto s = *l.engine->NewSequence();
+    EXPECT_TRUE(SameBits(RunChunks(*l.engine, *s, tokens, 3), baseline))
+        << kv::GrowthName(c.growth);
+    EXPECT_EQ(s->counters().growth_events, 6u);  // 8, 16, ... 256
+    EXPECT_GT(s->counters().kv_bytes_moved, 0u);
+  }
+}
+
+TEST_P(TinyModels, AForkGoesOnWithTheSameBits) {
+  const auto tokens = Prompt(200, GetParam().vocab);
+  const Rows baseline = Baseline(tokens);
+  Loaded l(folder_, {});
+  auto parent = *l.engine->NewSequence();
+  RunChunks(*l.engine, *parent, {tokens.begin(), tokens.begin() + 150}, 150);
+  auto child = parent->Fork();
+  ASSERT_TRUE(child.ok());
+  RunChunks(*l.engine, *parent, Prompt(30, GetParam().vocab, 99), 30);
+  const Rows rest = RunChunks(*l.engine, **child, {tokens.begin() + 150, tokens.end()}, 7);
+  EXPECT_TRUE(SameBits(rest, Rows(baseline.begin() + 150, baseline.end())));
 }
 
 TEST_P(TinyModels, SameBitsAloneAndInABatchWithOthers) {

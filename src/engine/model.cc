@@ -1,5 +1,6 @@
 #include "engine/engine.h"
 #include "engine/native/build_plan.h"
+#include "engine/ort/ort_model.h"
 
 namespace granule::engine {
 namespace {
@@ -80,33 +81,61 @@ struct Describe {
 Model::Model() = default;
 Model::~Model() = default;
 
-Result<std::unique_ptr<Model>> Model::Load(DeviceContext& device, package::Package package) {
+Result<std::unique_ptr<Model>> Model::Load(DeviceContext& device, package::Package package,
+                                           BackendKind backend) {
   std::unique_ptr<Model> model(new Model());
   model->package_ = std::move(package);
-  package::Package& p = model->package_;
-  auto built = BuildPlan(p, &device.kernels());
-  if (!built.ok()) return built.status().In(p.folder.string());
-  if (!built->unsupported.empty()) return Refusal(built->unsupported).In(p.folder.string());
-  model->plan_ = std::move(built->plan);
+  const package::Package& p = model->package_;
   model->group_ = GroupOf(p);
-
-  const Plan& plan = *model->plan_;
-  if (plan.table_rows != INT64_MAX && (!p.table_rows || plan.table_rows < p.table_rows->value)) {
-    p.table_rows = package::Sourced{plan.table_rows, plan.table_rows_source};
-  }
   ModelInfo& info = model->info_;
   info.name = p.name;
   info.model_type = p.model_type;
   info.layers = static_cast<int64_t>(model->group_.layers.size());
-  info.vocab_size = plan.vocab_size;
   info.kv_bytes_per_token = model->group_.BytesPerToken();
   info.source_weight_bytes = p.source_weight_bytes;
-  info.packed_weight_bytes = built->packed_bytes;
-  info.macs_per_token = built->macs_per_token;
+  const Status status =
+      backend == BackendKind::kOrt ? model->LoadOrt(device) : model->LoadNative(device);
+  if (!status.ok()) return status;
   return model;
 }
 
+Status Model::LoadNative(DeviceContext& device) {
+  auto built = BuildPlan(package_, &device.kernels());
+  if (!built.ok()) return built.status().In(package_.folder.string());
+  if (!built->unsupported.empty()) {
+    return Refusal(built->unsupported).In(package_.folder.string());
+  }
+  plan_ = std::move(built->plan);
+  LowerTableRows(plan_->table_rows, plan_->table_rows_source);
+  info_.backend = "native";
+  info_.vocab_size = plan_->vocab_size;
+  info_.packed_weight_bytes = built->packed_bytes;
+  info_.macs_per_token = built->macs_per_token;
+  return {};
+}
+
+Status Model::LoadOrt(DeviceContext& device) {
+  auto loaded =
+      OrtModel::Load(OrtPlaces::Usual(ProcessEnvironment), package_, device.threads());
+  if (!loaded.ok()) return loaded.status();
+  ort_ = std::move(*loaded);
+  if (ort_->fixed_tokens() >= 0) LowerTableRows(ort_->fixed_tokens(), "fixed KV shape of the graph");
+  info_.backend = Format("ONNX Runtime {}", ort_->graph->library().version());
+  info_.vocab_size = ort_->vocab_size;
+  return {};
+}
+
+void Model::LowerTableRows(int64_t rows, const std::string& source) {
+  std::optional<package::Sourced>& known = package_.table_rows;
+  if (rows != INT64_MAX && (!known || rows < known->value)) known = package::Sourced{rows, source};
+}
+
 std::string Model::DescribePlan() const {
+  if (ort_) {
+    return Format("{} ({}) runs {} whole\nKV {}: {}\n", info_.backend,
+                  ort_->graph->library().path(), package_.model.files.front()->path().native(),
+                  ort_->kv_mode == OrtKvMode::kShared ? "shared" : "copied", ort_->kv_reason);
+  }
   std::string text;
   for (size_t i = 0; i < plan_->steps.size(); ++i) {
     text += Format("{:4}  {}    # {}\n", i, std::visit(Describe{*plan_}, plan_->steps[i]),

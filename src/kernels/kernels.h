@@ -13,18 +13,22 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 
 #include "base/cpu.h"
 #include "base/thread_pool.h"
 
 namespace granule::kernels {
 
-struct CpuTable;  // kernels/cpu/table.h
+struct CpuTable;     // kernels/cpu/table.h
+class WeightMemory;  // kernels/cpu/weight_memory.h
 
+// A plain value: copy it freely. Scratch of matrix products belongs to the threads, that of attention to the caller.
 struct Context {
   ThreadPool* pool = nullptr;
   const CpuTable* table = nullptr;
   Isa isa = Isa::kPortable;
+  std::shared_ptr<WeightMemory> weights;  // where Pack puts matrices; shared by copies
 };
 
 // The table of one level; the caller made sure that the CPU has it (ParseIsa, BestIsa).

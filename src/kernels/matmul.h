@@ -36,7 +36,8 @@ struct DenseWeights {
 // A weight matrix in the layout that all levels share (kernels/cpu/packing.h). Immutable, shareable between threads.
 class PackedMatrix {
  public:
-  // Sizes were checked by the caller against the tensors' bytes. Fails only for lack of memory. Runs on the pool.
+  // Sizes were checked by the caller against the tensors' bytes. Fails only for lack of memory. Runs on the pool. The memory comes
+  // from context.weights.
   static Result<std::shared_ptr<const PackedMatrix>> Pack(const Context& context, const QuantizedWeights& weights);
   static Result<std::shared_ptr<const PackedMatrix>> Pack(const Context& context, const DenseWeights& weights);
   ~PackedMatrix();

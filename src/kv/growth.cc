@@ -25,11 +25,30 @@ Status Stage(GrowthBackend& backend, const GrowthStep& step, const CaptureSignat
 
 }  // namespace
 
+const char* GrowthName(GrowthKind kind) {
+  switch (kind) {
+    case GrowthKind::kCommit:
+      return "commit";
+    case GrowthKind::kRestride:
+      return "restride";
+    case GrowthKind::kRealloc:
+      return "realloc";
+  }
+  return "?";
+}
+
+Result<GrowthKind> ParseGrowth(const std::string& text) {
+  for (const GrowthKind kind : {GrowthKind::kCommit, GrowthKind::kRestride, GrowthKind::kRealloc}) {
+    if (text == GrowthName(kind)) return kind;
+  }
+  return Error(Code::kUsage, "unknown KV growth '{}': expected commit, restride or realloc", text);
+}
+
 Result<GrowthOutcome> EnsureCapacity(GrowthBackend& backend, uint64_t hard_max, uint64_t required) {
   if (required > hard_max) return backend.CapacityExceeded(required);
   const Lengths lengths = backend.lengths();
   if (required <= lengths.committed) return GrowthOutcome{};
-  if (required > lengths.capacity) return backend.CapacityExceeded(required);
+  if (required > backend.Limit()) return backend.CapacityExceeded(required);
 
   GrowthOutcome outcome;
   outcome.step = {required, lengths.committed, backend.Target(required), lengths.live};

@@ -20,6 +20,15 @@
 
 namespace granule::kv {
 
+// How the committed length is raised.
+enum class GrowthKind {
+  kCommit,    // memory is put behind addresses that were reserved: nothing moves
+  kRestride,  // the same, but strides follow the bucket (head-major): live tokens move in place
+  kRealloc,   // a larger buffer replaces the old one: live tokens are copied
+};
+const char* GrowthName(GrowthKind kind);  // "commit", "restride", "realloc"
+Result<GrowthKind> ParseGrowth(const std::string& text);
+
 struct Lengths {
   uint64_t live = 0;       // tokens whose KV is valid
   uint64_t committed = 0;  // tokens whose slots are backed by policy
@@ -44,8 +53,11 @@ class GrowthBackend {
   virtual ~GrowthBackend() = default;
 
   virtual Lengths lengths() const = 0;
+  // The most tokens that the reservation can take; at most the hard maximum where one is known.
+  virtual uint64_t Limit() const = 0;
   // The committed length that will be published for `required` (rounding), at least `required`.
   virtual uint64_t Target(uint64_t required) const = 0;
+  // Of what Publish would make live where something is staged, of what is live otherwise.
   virtual CaptureSignature Signature() const = 0;
 
   virtual Status Build(const GrowthStep& step) = 0;

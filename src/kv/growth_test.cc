@@ -24,6 +24,7 @@ class FakeBackend : public GrowthBackend {
   bool capture_valid = true;
 
   Lengths lengths() const override { return state; }
+  uint64_t Limit() const override { return 4096; }
   uint64_t Target(uint64_t required) const override { return Bucket(required, 4096, 256); }
   CaptureSignature Signature() const override {
     return {{moves && staged_id != 0 ? staged_id : buffer_id, 4096}};

@@ -72,17 +72,20 @@ struct Plane {
   int32_t span = 0;
   uint64_t offset = 0;       // within the token record
   uint64_t head_stride = 0;  // bytes
+  friend bool operator==(const Plane&, const Plane&) = default;
 };
 
 struct SpanShape {
   uint64_t fragments = 1;    // Hk in head-major, 1 elsewhere
   uint64_t token_bytes = 0;  // of one fragment's token record
+  friend bool operator==(const SpanShape&, const SpanShape&) = default;
 };
 
 struct Span {
   SpanShape shape;
   uint64_t offset = 0;  // from the base of the reservation
   uint64_t bytes = 0;   // fragments * capacity * token_bytes
+  friend bool operator==(const Span&, const Span&) = default;
 };
 
 // A range of bytes relative to the base of a reservation (or of a span, where stated).
@@ -101,6 +104,7 @@ struct Layout {
   uint64_t bytes_per_token = 0;
 
   KvView View(std::byte* base, int32_t layer) const;
+  friend bool operator==(const Layout&, const Layout&) = default;
 };
 
 // Spans of a granule or more start on a granule; smaller ones share one slab, 64-byte aligned.

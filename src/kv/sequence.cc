@@ -2,233 +2,231 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 
 #include "base/arith.h"
 #include "base/check.h"
 #include "kv/errors.h"
+#include "kv/parking.h"
 
 namespace granule::kv {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
-std::optional<memory::MemoryInfo> QueryMemory(const memory::Vmm& vmm) {
-  auto info = vmm.Memory();
-  if (!info.ok()) return std::nullopt;
-  return *info;
-}
-
-// Tokens that the strides assume: the hard maximum, but never more than the device could ever hold
-// and never more than a reservation the system grants. Bounds the reservation only; the hard
-// maximum stays what it is.
-Result<uint64_t> ReservationTokens(const Store& store, const HardMax& hard_max,
-                                   uint64_t bytes_per_token) {
-  uint64_t tokens = hard_max.or_unbounded();
-  if (const auto memory = QueryMemory(*store.vmm); memory && memory->total_bytes > 0) {
-    tokens = std::min(tokens, memory->total_bytes / bytes_per_token);
+Status CheckLevers(const Group& group, const SequenceOptions& options) {
+  if (group.retention != Retention::kFull) {
+    return Error(Code::kUsage, "KV groups that keep their tokens as '{}' are not built yet",
+                 RetentionName(group.retention));
   }
-  auto rung = store.space->LargestRungBytes();
-  if (!rung.ok()) return rung.status();
-  // Half of the rung: a reservation rounds every span up to a granule and shares the rung with
-  // others.
-  tokens = std::min(tokens, *rung / 2 / bytes_per_token);
-  if (tokens == 0) {
-    return Error(Code::kExhausted,
-                 "one token of KV takes {} bytes, which neither memory nor address space can hold",
-                 bytes_per_token);
+  if (options.growth != GrowthKind::kCommit && options.policy.rounding == Rounding::kGranule) {
+    return Error(Code::kUsage,
+                 "--kv-growth {} rounds by bucket: its strides follow the capacity, and granule "
+                 "rounding would move "
+                 "everything at every granule. Use --kv-rounding bucket",
+                 GrowthName(options.growth));
   }
-  return tokens;
+  return {};
 }
 
 }  // namespace
 
 Result<std::unique_ptr<Sequence>> Sequence::Create(const Store& store, const Group& group,
                                                    const SequenceOptions& options) {
-  if (group.retention != Retention::kFull) {
-    return Error(Code::kUsage, "KV groups that keep their tokens as '{}' are not built yet",
-                 RetentionName(group.retention));
-  }
   GRANULE_CHECK(!group.layers.empty());
-  const auto capacity = ReservationTokens(store, options.hard_max, group.BytesPerToken());
-  if (!capacity.ok()) return capacity.status();
-  const size_t granule = store.vmm->capabilities().granule_bytes;
-  auto layout = MakeLayout(options.layout, group, *capacity, granule);
-  if (!layout.ok()) return layout.status();
-  auto range = store.space->Carve(layout->bytes);
-  if (!range.ok()) return range.status();
-
-  std::unique_ptr<Sequence> sequence(new Sequence(store, options));
-  sequence->layout_ = std::move(*layout);
-  sequence->range_ = *range;
-  sequence->lengths_.capacity = *capacity;
-  return sequence;
-}
-
-Sequence::~Sequence() {
-  if (range_.bytes == 0) return;
-  const Status status = store_.table->Decommit(range_);
-  // Addresses whose unmap failed are never used again.
-  if (status.ok() && store_.table->BackedBytes(range_) == 0 && !store_.table->IsPoisoned(range_)) {
-    store_.space->Return(range_);
+  if (Status s = CheckLevers(group, options); !s.ok()) return s;
+  std::unique_ptr<Sequence> sequence(new Sequence(store, group, options));
+  const uint64_t hard_max = options.hard_max.or_unbounded();
+  if (options.growth == GrowthKind::kCommit) {
+    auto storage =
+        CommitStorage::Make(store, options.layout, group, hard_max, &sequence->committed_);
+    if (!storage.ok()) return storage.status();
+    sequence->commit_ = storage->get();
+    sequence->storage_ = std::move(*storage);
+    return sequence;
   }
+  auto storage = options.growth == GrowthKind::kRestride
+                     ? MakeRestrideStorage(store, options.layout, group, hard_max)
+                     : MakeReallocStorage(store, options.layout, group, hard_max);
+  if (!storage.ok()) return storage.status();
+  sequence->storage_ = std::move(*storage);
+  return sequence;
 }
 
 Status Sequence::Ensure(uint64_t tokens) {
   if (!poisoned_.ok()) return poisoned_;
-  const auto outcome = EnsureCapacity(*this, options_.hard_max.or_unbounded(), tokens);
-  return outcome.ok() ? Status() : outcome.status();
+  if (tokens > committed_) {
+    const auto start = Clock::now();
+    const auto outcome = EnsureCapacity(*this, options_.hard_max.or_unbounded(), tokens);
+    if (!outcome.ok()) return outcome.status();
+    const auto stall = std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - start);
+    stall_.Add(static_cast<uint64_t>(stall.count()));
+  } else if (tokens > options_.hard_max.or_unbounded()) {
+    return CapacityExceeded(tokens);
+  }
+  if (commit_ == nullptr || tokens <= live_) return {};
+  const Status status = commit_->MakePrivate(live_, tokens);
+  if (status.code() == Code::kPoisoned) return Poison("making shared memory private", status);
+  return status;
 }
 
 void Sequence::Advance(uint64_t count) {
-  GRANULE_CHECK(count <= lengths_.committed - lengths_.live);
-  lengths_.live += count;
+  GRANULE_CHECK(count <= committed_ - live_);
+  live_ += count;
 }
 
 Result<uint64_t> Sequence::Rewind(uint64_t length) {
   if (!poisoned_.ok()) return poisoned_;
-  if (length > lengths_.live) {
-    return InvalidInput("cannot rewind to {} tokens: the sequence holds {}", length, lengths_.live);
+  if (length > live_) {
+    return InvalidInput("cannot rewind to {} tokens: the sequence holds {}", length, live_);
   }
-  if (length != lengths_.live) {
-    lengths_.live = length;
-    ++counters_.invalidations;
+  if (length != live_) {
+    live_ = length;
+    capture_.Rewound();
   }
   return length;
 }
 
-Status Sequence::Reset() {
+Status Sequence::Trim() {
   if (!poisoned_.ok()) return poisoned_;
-  if (lengths_.live != 0) ++counters_.invalidations;
-  lengths_.live = 0;
-  lengths_.committed = 0;
-  Status status = store_.table->Decommit(range_);
-  if (!status.ok()) {
-    poisoned_ = Error(Code::kPoisoned,
-                      "this sequence can only be closed: giving its memory back failed: {}",
-                      status.message());
-    return poisoned_;
-  }
-  return status;
-}
-
-uint64_t Sequence::Target(uint64_t required) const {
-  if (options_.policy.rounding == Rounding::kBucket) {
-    const uint64_t bound = std::min(options_.hard_max.or_unbounded(), lengths_.capacity);
-    return Bucket(required, bound, options_.policy.min_bucket);
-  }
-  return LengthHeldByGranules(layout_, required, store_.vmm->capabilities().granule_bytes);
-}
-
-CaptureSignature Sequence::Signature() const {
-  CaptureSignature signature;
-  for (const Span& span : layout_.spans) {
-    signature.emplace_back(range_.base + span.offset, layout_.capacity);
-  }
-  return signature;
-}
-
-std::vector<memory::AddressRange> Sequence::CommitRanges(uint64_t first, uint64_t end) const {
-  std::vector<memory::AddressRange> ranges;
-  for (const ByteRange& range : LiveRanges(layout_, first, end)) {
-    ranges.push_back({range_.base + range.begin, static_cast<size_t>(range.end - range.begin)});
-  }
-  return ranges;
-}
-
-// Maps what the new slots touch and zeroes what may hold old bytes.
-Status Sequence::Build(const GrowthStep& step) {
-  const auto start = Clock::now();
-  auto committed = store_.table->Commit(CommitRanges(step.old_committed, step.new_committed));
-  if (!committed.ok()) return committed.status();
-  staged_ = std::move(*committed);
-  for (const memory::AddressRange& range : staged_.stale) {
-    std::memset(reinterpret_cast<void*>(range.base), 0, range.bytes);
-  }
-  const auto stall = std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - start);
-  counters_.commit_stall_us.Add(static_cast<uint64_t>(stall.count()));
+  const auto left = storage_->Shrink(live_);
+  if (!left.ok()) return Poison("giving memory back", left.status());
+  // What granules hold beyond the bucket is not policy; what they no longer hold is gone.
+  committed_ = std::min(committed_, *left);
   return {};
 }
 
-Status Sequence::InvalidateCapture(const std::string&) { return {}; }
-
-Status Sequence::Abandon(const GrowthStep&) {
-  Status first;
-  for (const memory::AddressRange& range : staged_.fresh) {
-    if (Status s = store_.table->Decommit(range); !s.ok() && first.ok()) first = s;
-  }
-  staged_ = {};
-  if (!first.ok()) {
-    poisoned_ =
-        Error(Code::kPoisoned, "this sequence can only be closed: undoing a growth failed: {}",
-              first.message());
-    return poisoned_;
-  }
-  return first;
+Status Sequence::Reset() {
+  if (!poisoned_.ok()) return poisoned_;
+  if (live_ != 0) capture_.Emptied();
+  live_ = 0;
+  return Trim();
 }
 
-void Sequence::Publish(const GrowthStep& step, bool kept, const std::string&) {
-  const uint64_t initial =
+Result<std::unique_ptr<Sequence>> Sequence::Fork() {
+  if (!poisoned_.ok()) return poisoned_;
+  if (commit_ == nullptr) {
+    return Error(Code::kUsage,
+                 "a sequence that grows by {} cannot be forked: use --kv-growth commit",
+                 GrowthName(options_.growth));
+  }
+  Store store = store_;
+  store.parking = nullptr;  // a parked range has memory of its own
+  auto child = Create(store, group_, options_);
+  if (!child.ok()) return child.status();
+  Sequence& c = **child;
+  c.store_ = store_;
+  const auto committed = c.commit_->ShareFrom(*commit_, live_);
+  if (!committed.ok()) {
+    return Error(committed.status().code(),
+                 "forking a sequence of {} tokens failed, it is unchanged: {}", live_,
+                 committed.status().message());
+  }
+  c.committed_ = std::min(*committed, committed_);
+  c.live_ = live_;
+  return child;
+}
+
+void Sequence::Park(std::unique_ptr<Sequence> sequence) {
+  if (sequence->commit_ != nullptr && sequence->poisoned_.ok())
+    sequence->commit_->Park(sequence->committed_);
+}
+
+uint64_t Sequence::Target(uint64_t required) const {
+  const uint64_t bound = std::min(options_.hard_max.or_unbounded(), storage_->Limit());
+  if (options_.policy.rounding == Rounding::kBucket) {
+    return Bucket(required, bound, options_.policy.min_bucket);
+  }
+  return std::min(bound, storage_->HeldBy(required));
+}
+
+Status Sequence::Poison(const char* what, const Status& cause) {
+  poisoned_ = Error(Code::kPoisoned, "this sequence can only be closed: {} failed half-way: {}",
+                    what, cause.message());
+  return poisoned_;
+}
+
+Status Sequence::Abandon(const GrowthStep& step) {
+  const Status status = storage_->Abandon(step);
+  return status.ok() ? status : Poison("undoing a growth", status);
+}
+
+void Sequence::Publish(const GrowthStep& step, bool kept, const std::string& reason) {
+  const uint64_t copied = storage_->Publish(step);
+  const uint64_t start =
       options_.policy.rounding == Rounding::kBucket
           ? Bucket(0, options_.hard_max.or_unbounded(), options_.policy.min_bucket)
           : step.new_committed;
   // The first commit of an empty sequence is its start, not a growth; a first need beyond the floor
   // is both at once.
-  if (step.old_committed > 0 || step.new_committed > initial) {
-    ++counters_.growth_events;
-    ++(kept ? counters_.growth_keeps : counters_.invalidations);
+  if (step.old_committed > 0 || step.new_committed > start) {
+    ++growth_events_;
+    if (kept) {
+      capture_.Keep(reason);
+    } else {
+      capture_.Invalidate(reason);
+    }
+    if (storage_->moves())
+      moved_bytes_ += step.live * (layout().bytes_per_token + options_.mask_bytes_per_token);
+    copied_bytes_ += copied;
   }
-  counters_.granules_mapped += staged_.new_bytes / store_.vmm->capabilities().granule_bytes;
-  lengths_.committed = step.new_committed;
-  staged_ = {};
+  committed_ = step.new_committed;
 }
 
 Status Sequence::CapacityExceeded(uint64_t required) const {
   CapacityExceededFacts facts;
   facts.required = required;
-  facts.limit = std::min(options_.hard_max.or_unbounded(), lengths_.capacity);
+  facts.limit = std::min(options_.hard_max.or_unbounded(), storage_->Limit());
   facts.source = options_.hard_max.source;
   facts.model_context = options_.model_context;
-  facts.bytes_per_token = layout_.bytes_per_token;
+  facts.bytes_per_token = layout().bytes_per_token;
   facts.memory = QueryMemory(*store_.vmm);
   return CapacityExceededError(facts);
 }
 
 Status Sequence::GrowthFailed(const GrowthStep& step, const Status& cause) const {
+  const GrowthNeed need = storage_->Need(step);
   GrowthFailedFacts facts;
   facts.old_tokens = step.old_committed;
   facts.new_tokens = step.new_committed;
-  facts.new_bytes =
-      store_.table->WouldCommitBytes(CommitRanges(step.old_committed, step.new_committed));
-  facts.peak_bytes = SaturatingAdd(store_.table->BackedBytes(range_), facts.new_bytes);
-  facts.peak_reason = "commit growth adds memory behind the same addresses and copies nothing";
-  facts.bytes_per_token = layout_.bytes_per_token;
+  facts.new_bytes = need.new_bytes;
+  facts.peak_bytes = need.peak_bytes;
+  facts.peak_reason = need.peak_reason;
+  facts.bytes_per_token = layout().bytes_per_token;
   facts.memory = QueryMemory(*store_.vmm);
   return GrowthFailedError(facts, cause);
 }
 
 Counters Sequence::counters() const {
-  const uint64_t granule = store_.vmm->capabilities().granule_bytes;
-  Counters counters = counters_;
-  counters.committed_bytes = SpanwiseGranules(layout_, lengths_.committed, granule) * granule;
-  counters.unique_physical_bytes = store_.table->BackedBytes(range_);
-  counters.reserved_bytes = range_.bytes;
-  counters.pooled_bytes = store_.pool->counters().pooled_bytes;
-  counters.tail_waste_bytes =
-      counters.unique_physical_bytes -
-      std::min(counters.unique_physical_bytes, lengths_.live * layout_.bytes_per_token);
-  return counters;
+  Counters c;
+  c.growth_events = growth_events_;
+  c.kv_bytes_moved = moved_bytes_;
+  c.kv_bytes_copied = copied_bytes_;
+  const CaptureCounters& capture = capture_.counters();
+  c.captures = capture.captures;
+  c.replays = capture.replays;
+  c.fallbacks = capture.fallbacks;
+  c.invalidations = capture.invalidations;
+  c.growth_keeps = capture.growth_keeps;
+  c.graph_existed = capture.graph_existed;
+  const StorageBytes bytes = storage_->bytes(committed_);
+  c.committed_bytes = bytes.committed;
+  c.unique_physical_bytes = bytes.unique;
+  c.reserved_bytes = bytes.reserved;
+  c.shared_bytes = bytes.shared;
+  c.parked_bytes = store_.parking == nullptr ? 0 : store_.parking->parked_bytes();
+  c.pooled_bytes = store_.pool->counters().pooled_bytes;
+  const uint64_t live_bytes = live_ * layout().bytes_per_token;
+  const uint64_t held = bytes.unique + bytes.shared;
+  c.tail_waste_bytes = held - std::min(held, live_bytes);
+  c.granules_mapped = storage_->granules_mapped();
+  c.commit_stall_us = stall_;
+  return c;
 }
 
 bool Sequence::IsValid() const {
-  if (lengths_.live > lengths_.committed || lengths_.committed > lengths_.capacity) return false;
-  if (lengths_.committed > options_.hard_max.or_unbounded()) return false;
-  if (!poisoned_.ok()) return true;
-  const uint64_t granule = store_.vmm->capabilities().granule_bytes;
-  const uint64_t expected =
-      TouchedGranules(LiveRanges(layout_, 0, lengths_.committed), granule) * granule;
-  return store_.table->BackedBytes(range_) == expected &&
-         store_.table->WouldCommitBytes(CommitRanges(0, lengths_.committed)) == 0;
+  if (live_ > committed_ || committed_ > storage_->Capacity()) return false;
+  if (committed_ > options_.hard_max.or_unbounded()) return false;
+  return !poisoned_.ok() || storage_->IsValid(committed_);
 }
 
 }  // namespace granule::kv

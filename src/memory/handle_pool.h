@@ -14,17 +14,20 @@ struct HandleCounters {
   uint64_t creates = 0;
   uint64_t releases = 0;
   uint64_t pool_hits = 0;
-  uint64_t live_handles = 0;         // handed out
+  uint64_t live_handles = 0;  // handed out
   uint64_t live_bytes = 0;
-  uint64_t pooled_handles = 0;       // kept for the next Acquire
+  uint64_t pooled_handles = 0;  // kept for the next Acquire
   uint64_t pooled_bytes = 0;
-  uint64_t quarantined_handles = 0;  // the system would not take them back, or their unmap failed: never used again, still charged
+  uint64_t quarantined_handles = 0;  // the system would not take them back, or their unmap failed:
+                                     // never used again, still charged
   uint64_t quarantined_bytes = 0;
 };
 
 struct AcquiredHandle {
   Handle handle;
   bool is_zero = false;  // fresh from the system and fresh_is_zero
+  bool is_new = false;   // created for this call, not from the pool
+  Address home = 0;      // the home that it was made for or returned with
 };
 
 // Keeps up to `retained_bytes` of returned handles. Thread-safe; no Vmm verb runs under the lock.
@@ -33,11 +36,15 @@ class HandlePool {
   HandlePool(Vmm& vmm, uint64_t retained_bytes);
   ~HandlePool();  // releases what is pooled
 
-  // A handle of exactly `bytes`; pooled ones with the same home first, then any pooled one of that size, then a new one.
+  // A handle of exactly `bytes`; pooled ones with the same home first, then any pooled one of that
+  // size, then a new one.
   Result<AcquiredHandle> Acquire(size_t bytes, Address home);
   // Takes back a handle that is mapped nowhere. Keeps it within the bound, releases it otherwise; a
   // failed release quarantines it. Never fails.
   void Return(Handle handle, Address home);
+  // Undoes an Acquire whose handle is mapped nowhere: a pooled handle is pooled again, a new one is
+  // released.
+  void Undo(const AcquiredHandle& acquired);
   // Takes back a handle that may still be mapped because its unmap failed: quarantined for good.
   void Quarantine(Handle handle);
 
@@ -52,6 +59,10 @@ class HandlePool {
     Handle handle;
     Address home;
   };
+
+  // Gives a handle that is counted in `live` (or was just taken out of the pool) back to the
+  // system.
+  bool ReleaseToSystem(Handle handle);
 
   Vmm& vmm_;
   const uint64_t retained_bytes_;

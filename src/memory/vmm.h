@@ -1,15 +1,17 @@
-// The one seam to virtual memory. Everything the project knows about reserving addresses and putting
-// physical memory behind them goes through these verbs; memory/host, memory/cuda and memory/fault
-// implement them.
+// The one seam to virtual memory. Everything the project knows about reserving addresses and
+// putting physical memory behind them goes through these verbs; memory/host, memory/cuda and
+// memory/fault implement them.
 //
-// Preconditions, everywhere: addresses and byte counts are multiples of capabilities().granule_bytes,
-// byte counts are > 0. A violation is a bug of the caller and trips a check.
+// Preconditions, everywhere: addresses and byte counts are multiples of
+// capabilities().granule_bytes, byte counts are > 0. A violation is a bug of the caller and trips a
+// check.
 //
 // Failure: a verb that returns an error has changed nothing. Code::kExhausted = the system refused
 // (memory, address space, number of mappings, file size), with operands and a hint.
 //
-// Threads: verbs may be called from any thread; calls on overlapping addresses or on the same handle
-// must not overlap in time. No verb may run while a CUDA stream is being captured (memory/cuda).
+// Threads: verbs may be called from any thread; calls on overlapping addresses or on the same
+// handle must not overlap in time. No verb may run while a CUDA stream is being captured
+// (memory/cuda).
 //
 // | verb    | host                                        | cuda                                  |
 // |---------|---------------------------------------------|---------------------------------------|
@@ -49,15 +51,16 @@ struct Handle {
 };
 
 struct Capabilities {
-  std::string name;              // "host", "cuda:0", "host behind faults"
-  size_t granule_bytes = 0;      // smallest mappable unit
-  bool fresh_is_zero = false;    // a newly created handle reads as zeros
-  bool create_is_slow = false;   // worth keeping handles in a pool
-  size_t max_handle_bytes = 0;   // longest handle that Create is asked for; a multiple of the granule
+  std::string name;             // "host", "cuda:0", "host behind faults"
+  size_t granule_bytes = 0;     // smallest mappable unit
+  bool fresh_is_zero = false;   // a newly created handle reads as zeros
+  bool create_is_slow = false;  // worth keeping handles in a pool
+  size_t max_handle_bytes =
+      0;  // longest handle that Create is asked for; a multiple of the granule
 };
 
-// Physical memory as the system reports it at this moment; for messages and for sizing reservations,
-// never a ceiling (docs/decisions/004-no-derived-ceiling.md).
+// Physical memory as the system reports it at this moment; for messages and for sizing
+// reservations, never a ceiling (docs/decisions/004-no-derived-ceiling.md).
 struct MemoryInfo {
   std::string where;  // "host", "device cuda:0"
   uint64_t free_bytes = 0;
@@ -76,15 +79,17 @@ class Vmm {
   // The whole range of one Reserve, with nothing mapped in it.
   virtual Status Free(AddressRange reservation) = 0;
 
-  // Physical memory. `home` = the address where it will be mapped first, 0 for none: the host places it so
-  // that neighbouring homes merge into one kernel mapping; others ignore it. A home may hold one
-  // live handle at a time.
+  // Physical memory. `home` = the address where it will be mapped first, 0 for none: the host
+  // places it so that neighbouring homes merge into one kernel mapping; others ignore it. When a
+  // handle made for the same home is still alive (shared, or pooled), the host places the new one
+  // elsewhere.
   virtual Result<Handle> Create(size_t bytes, Address home) = 0;
   // The handle is mapped nowhere.
   virtual Status Release(Handle handle) = 0;
 
-  // Puts the whole handle behind [address, address + handle.bytes), which lies in one reservation and
-  // has nothing mapped. The same handle may be mapped at several addresses: all show the same bytes.
+  // Puts the whole handle behind [address, address + handle.bytes), which lies in one reservation
+  // and has nothing mapped. The same handle may be mapped at several addresses: all show the same
+  // bytes.
   virtual Status Map(Address address, Handle handle, Access access) = 0;
   // Takes away what Map put at exactly this range.
   virtual Status Unmap(AddressRange range) = 0;

@@ -1,4 +1,5 @@
-// A folder that people have -> everything needed to run it. Formats: ORT-GenAI folders now; GGUF through import.
+// A folder that people have -> everything needed to run it. Formats: ORT-GenAI folders now; GGUF
+// through import.
 #pragma once
 
 #include <cstdint>
@@ -25,8 +26,9 @@ struct KvPort {
   DType dtype = DType::kF32;
 };
 
-// Which graph input or output plays which part. Taken from genai_config's names and verified against the graph: the graph's shapes
-// and types win, a contradiction is refused or warned about with both numbers.
+// Which graph input or output plays which part. Taken from genai_config's names and verified
+// against the graph: the graph's shapes and types win, a contradiction is refused or warned about
+// with both numbers.
 struct Roles {
   onnx::ValueId input_ids = onnx::kNone;
   onnx::ValueId attention_mask = onnx::kNone;  // optional
@@ -55,24 +57,25 @@ struct Package {
   std::string model_type;  // "llama"
   onnx::Model model;
   Roles roles;
-  // What the package states about its context, and how many rows its cos/sin (or position) tables have; the smaller one limits it.
+  // What the package states about its context, and how many rows its cos/sin (or position) tables
+  // have; the smaller one limits it.
   std::optional<Sourced> context_length;
   std::optional<Sourced> table_rows;
-  int64_t vocab_size = 0;  // width of the logits
+  int64_t vocab_size = 0;        // width of the logits
   std::vector<int32_t> eos_ids;  // union of genai_config, generation_config, tokenizer; sorted
   std::optional<int32_t> bos_id;
   std::optional<int32_t> pad_id;
   GenerationDefaults generation;
   std::filesystem::path tokenizer_json;  // empty when the folder has none
   std::optional<std::string> chat_template;
-  // What the weights took in the file they came from (an imported GGUF's tensors), where the folder says; else the
-  // bytes of the graph's tensors. What GB/s is counted with.
+  // What the weights took in the file they came from (an imported GGUF's tensors), where the folder
+  // says; else the bytes of the graph's tensors. What GB/s is counted with.
   uint64_t source_weight_bytes = 0;
   std::vector<std::string> warnings;
 };
 
-// Opens a folder (or the .onnx file or genai_config.json in it; a folder whose sub-folders hold exactly one genai_config.json
-// one or two levels down works too, several are listed in the error).
+// Opens a folder (or the .onnx file or genai_config.json in it; a folder whose sub-folders hold
+// exactly one genai_config.json one or two levels down works too, several are listed in the error).
 Result<Package> Open(const std::filesystem::path& path);
 
 }  // namespace granule::package

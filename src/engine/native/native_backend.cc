@@ -1,52 +1,13 @@
 #include "engine/native/native_backend.h"
 
 #include <algorithm>
-#include <cstdlib>
-#include <optional>
 #include <variant>
 
-#include "base/arith.h"
 #include "engine/native/execute.h"
+#include "engine/scratch.h"
 
 namespace granule::engine {
 namespace {
-
-constexpr size_t kAlignment = 64;
-
-// Uninitialised memory that only grows; what was in it is lost when it does.
-class Scratch {
- public:
-  Scratch() = default;
-  ~Scratch() { std::free(data_); }
-  Scratch(const Scratch&) = delete;
-  Scratch& operator=(const Scratch&) = delete;
-
-  Status Reserve(std::optional<uint64_t> bytes, const char* what) {
-    if (bytes && *bytes <= bytes_) return {};
-    void* data = bytes && *bytes <= UINT64_MAX / 2
-                     ? std::aligned_alloc(kAlignment, RoundUp<uint64_t>(*bytes, kAlignment))
-                     : nullptr;
-    if (data == nullptr) {
-      return Error(Code::kExhausted, "no memory for {} ({} bytes): use a smaller -ub/--ubatch-size",
-                   what, bytes.value_or(UINT64_MAX));
-    }
-    std::free(data_);
-    data_ = data;
-    bytes_ = *bytes;
-    return {};
-  }
-  float* floats() const { return static_cast<float*>(data_); }
-  std::span<std::byte> bytes() const { return {static_cast<std::byte*>(data_), bytes_}; }
-
- private:
-  void* data_ = nullptr;
-  uint64_t bytes_ = 0;
-};
-
-std::optional<uint64_t> FloatBytes(int64_t a, int64_t b) {
-  const auto elements = CheckedMul(static_cast<uint64_t>(a), static_cast<uint64_t>(b));
-  return elements ? CheckedMul<uint64_t>(*elements, sizeof(float)) : std::nullopt;
-}
 
 // Scratch is sized by the largest step so far: no allocation in a step of a size that ran before.
 class NativeBackend final : public Backend {
