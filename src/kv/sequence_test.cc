@@ -2,85 +2,11 @@
 #include "kv/sequence.h"
 
 #include <gtest/gtest.h>
-#include <rapidcheck/gtest.h>
 
-#include <cstring>
-
-#include "kv/parking.h"
-#include "memory/fault/fault_vmm.h"
-#include "memory/host/host_vmm.h"
+#include "kv/sequence_for_test.h"
 
 namespace granule::kv {
 namespace {
-
-constexpr size_t kGranule = 4096;
-
-// The heap, with a call that may fail and a count of what is out.
-class FaultBuffers : public BufferAllocator {
- public:
-  uint64_t fail_at = 0;
-  uint64_t calls = 0;
-  int64_t live = 0;
-  Result<std::byte*> Allocate(uint64_t bytes) override {
-    if (++calls == fail_at) return Error(Code::kExhausted, "injected: no buffer");
-    ++live;
-    return PlainBuffers().Allocate(bytes);
-  }
-  void Free(std::byte* buffer) override {
-    --live;
-    PlainBuffers().Free(buffer);
-  }
-};
-
-struct Fixture {
-  explicit Fixture(uint64_t retained_bytes = 0) {
-    memory::HostVmmOptions options;
-    options.granule_bytes = kGranule;
-    auto opened = memory::HostVmm::Open(options);
-    EXPECT_TRUE(opened.ok());
-    host = std::move(*opened);
-    fault = std::make_unique<memory::FaultVmm>(*host);
-    space = std::make_unique<memory::AddressSpace>(*fault);
-    pool = std::make_unique<memory::HandlePool>(*fault, retained_bytes);
-    table = std::make_unique<memory::MappingTable>(*fault, *pool);
-    parking = std::make_unique<ParkingLot>(*space, *table);
-  }
-  Store store() const {
-    return {fault.get(), space.get(), pool.get(), table.get(), parking.get(), buffers.get()};
-  }
-
-  std::unique_ptr<memory::HostVmm> host;
-  std::unique_ptr<memory::FaultVmm> fault;
-  std::unique_ptr<memory::AddressSpace> space;
-  std::unique_ptr<memory::HandlePool> pool;
-  std::unique_ptr<memory::MappingTable> table;
-  std::unique_ptr<ParkingLot> parking;
-  std::unique_ptr<FaultBuffers> buffers = std::make_unique<FaultBuffers>();
-};
-
-Group TestGroup() {
-  Group group;
-  group.layers = {{3, 20, DType::kF32}, {1, 80, DType::kF16}};
-  return group;
-}
-
-SequenceOptions Options(const LayoutChoice& layout, CapacityPolicy policy, uint64_t hard_max) {
-  SequenceOptions options;
-  options.layout = layout;
-  options.policy = policy;
-  if (hard_max != 0) {
-    options.hard_max.tokens = hard_max;
-    options.hard_max.source = "--ctx-size";
-  }
-  return options;
-}
-
-const LayoutChoice kLayouts[] = {{LayoutKind::kHeadMajor, 0},
-                                 {LayoutKind::kSeqMajor, 0},
-                                 {LayoutKind::kStripe, 1},
-                                 {LayoutKind::kTokenMajor, 0}};
-const CapacityPolicy kPolicies[] = {
-    {Rounding::kGranule, 256}, {Rounding::kBucket, 4}, {Rounding::kBucket, 256}};
 
 class Sequences : public testing::TestWithParam<std::tuple<LayoutChoice, CapacityPolicy>> {
  protected:
@@ -91,28 +17,6 @@ class Sequences : public testing::TestWithParam<std::tuple<LayoutChoice, Capacit
     return std::move(*s);
   }
 };
-
-// Writes a mark into every element of a token, and checks it later: a lost, moved or shared slot
-// shows.
-void Mark(const Sequence& s, const Group& group, uint64_t token, uint8_t mark, bool check) {
-  for (int32_t l = 0; l < static_cast<int32_t>(group.layers.size()); ++l) {
-    const KvView view = s.View(l);
-    const LayerGeometry& g = group.layers[static_cast<size_t>(l)];
-    for (int64_t h = 0; h < g.kv_heads; ++h) {
-      for (std::byte* p :
-           {view.k + static_cast<int64_t>(token) * view.k_token_stride + h * view.k_head_stride,
-            view.v + static_cast<int64_t>(token) * view.v_token_stride + h * view.v_head_stride}) {
-        const size_t bytes = static_cast<size_t>(g.head_dim * BitsOf(g.dtype) / 8);
-        if (!check) {
-          std::memset(p, mark, bytes);
-        } else {
-          for (size_t i = 0; i < bytes; ++i)
-            ASSERT_EQ(static_cast<uint8_t>(p[i]), mark) << "token " << token << " layer " << l;
-        }
-      }
-    }
-  }
-}
 
 TEST_P(Sequences, MemoryFollowsTheTokens) {
   Fixture f;
@@ -266,67 +170,6 @@ TEST_P(Sequences, AnyCallMayFail) {
           << "call " << nth << " of " << memory::VerbName(verb) << " failed unseen";
     }
   }
-}
-
-RC_GTEST_PROP(SequenceProperties, RandomUseKeepsContentAndBooks, ()) {
-  Fixture f(*rc::gen::element<uint64_t>(0, 1 << 20));
-  const LayoutChoice layout =
-      *rc::gen::elementOf(std::vector<LayoutChoice>(std::begin(kLayouts), std::end(kLayouts)));
-  const auto policy = kPolicies[*rc::gen::inRange(0, 3)];
-  const uint64_t hard_max = *rc::gen::inRange<uint64_t>(1, 700);
-  auto made = Sequence::Create(f.store(), TestGroup(), Options(layout, policy, hard_max));
-  RC_ASSERT(made.ok());
-  auto& s = *made;
-  std::vector<uint8_t> marks;
-  const int operations = *rc::gen::inRange(1, 60);
-  for (int i = 0; i < operations; ++i) {
-    switch (*rc::gen::inRange(0, 6)) {
-      case 0:
-      case 1:
-      case 2: {
-        const uint64_t n = s->live_length() + *rc::gen::inRange<uint64_t>(1, 90);
-        const bool fault = *rc::gen::inRange(0, 4) == 0;
-        if (fault)
-          f.fault->FailCall(*rc::gen::element(memory::Verb::kCreate, memory::Verb::kMap),
-                            *rc::gen::inRange<uint64_t>(1, 5));
-        const uint64_t committed = s->committed_length();
-        const Status status = s->Ensure(n);
-        f.fault->Heal();
-        if (!status.ok()) {
-          RC_ASSERT(s->committed_length() == committed);
-          RC_ASSERT(n > hard_max || fault);
-          break;
-        }
-        RC_ASSERT(n <= hard_max);
-        for (uint64_t t = s->live_length(); t < n; ++t) {
-          marks.push_back(static_cast<uint8_t>(*rc::gen::inRange(1, 255)));
-          Mark(*s, TestGroup(), t, marks.back(), false);
-        }
-        s->Advance(n - s->live_length());
-        break;
-      }
-      case 3: {
-        const uint64_t to = *rc::gen::inRange<uint64_t>(0, s->live_length() + 1);
-        RC_ASSERT(s->Rewind(to).ok());
-        marks.resize(to);
-        break;
-      }
-      case 4:
-        if (*rc::gen::inRange(0, 3) == 0) {
-          RC_ASSERT(s->Reset().ok());
-          marks.clear();
-        }
-        break;
-      default:
-        f.pool->Trim(0);
-    }
-    RC_ASSERT(s->IsValid());
-    RC_ASSERT(f.table->IsValid());
-    RC_ASSERT(f.pool->IsValid());
-    RC_ASSERT(*f.fault->ResidentBytes() ==
-              f.table->unique_bytes() + f.pool->counters().pooled_bytes);
-  }
-  for (uint64_t t = 0; t < marks.size(); ++t) Mark(*s, TestGroup(), t, marks[t], true);
 }
 
 TEST(Sequence, NoAddressesAtAllIsATypedErrorAndTheRetryWorks) {
