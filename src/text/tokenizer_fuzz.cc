@@ -1,9 +1,7 @@
 // libFuzzer target. Input: a tokenizer.json, a zero byte, and a tail that serves as text and as
 // ids.
 //
-// parser: src/text/tokenizer.cc src/text/json.cc src/text/normalizer.cc src/text/pre_tokenizer.cc
-// src/text/post_processor.cc src/text/decoder.cc src/text/added_tokens.cc src/text/bpe.cc
-// src/text/vocabulary.cc src/text/pattern.cc src/text/regex_translate.cc
+// parser: src/text/[a-z_0-9]+[.]cc
 #include <cstdint>
 #include <cstdlib>
 #include <string>
