@@ -136,6 +136,18 @@ std::optional<Shape> Broadcast(const Shape& a, const Shape& b) {
   return out;
 }
 
+std::optional<Shape> ShapeFromVector(const InferContext& c, size_t input) {
+  if (const Contents* contents = c.InputContents(input)) {
+    Shape shape;
+    for (const Element& element : *contents) shape.push_back(DimOf(element));
+    return shape;
+  }
+  const Shape* vector = c.InputShape(input);
+  if (vector == nullptr || vector->size() != 1 || !vector->front().known()) return std::nullopt;
+  if (vector->front().size > static_cast<int64_t>(kMaxContents)) return std::nullopt;
+  return Shape(static_cast<size_t>(vector->front().size));
+}
+
 Status InferShapes(Model& model) {
   Graph& graph = model.graph;
   std::vector<std::optional<Contents>> contents(graph.values.size());
@@ -147,6 +159,7 @@ Status InferShapes(Model& model) {
     // An operator of the same name in an unknown domain is another operator.
     if (FindOperator(node.domain, node.op) == nullptr) continue;
     InferRule rule = FindMathRule(node.op);
+    if (rule == nullptr) rule = FindViewRule(node.op);
     if (rule == nullptr) rule = FindMovementRule(node.op);
     if (rule == nullptr) continue;
     InferContext context(graph, node, contents);

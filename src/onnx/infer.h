@@ -69,12 +69,16 @@ class InferContext {
 // nullptr: no rule for this operator.
 using InferRule = Status (*)(InferContext&);
 InferRule FindMathRule(std::string_view op);
+InferRule FindViewRule(std::string_view op);
 InferRule FindMovementRule(std::string_view op);
 
 inline Dim NumberDim(int64_t size) { return Dim{.size = size, .symbol = {}}; }
 Dim DimOf(const Element& element);  // a negative number gives an unknown dimension
 Element ElementOf(const Dim& dim);
 bool Same(const Dim& a, const Dim& b);  // surely equal
+// The shape that input `input` spells out; unknown dimensions, as many as the vector is long, where
+// its numbers are not known; nullopt where not even its length is.
+std::optional<Shape> ShapeFromVector(const InferContext& c, size_t input);
 // numpy's rule; nullopt where the two contradict. What cannot be told stays unknown.
 std::optional<Shape> Broadcast(const Shape& a, const Shape& b);
 

@@ -316,6 +316,21 @@ TEST(InferTest, ShapeSubgraphsAreFollowed) {
                    "index 9 of 3 elements"));
 }
 
+TEST(InferTest, SymbolsOnBothSidesOfAReshapeCancelOnce) {
+  const auto reshape = [](std::vector<WriterDim> from) {
+    Inference i;
+    i.m.Input("sq", DType::kF32, from);
+    i.Ints("zero", {0}).Ints("one", {1}).Ints("open", {-1});
+    i.Node("Shape", {"sq"}, {"shape"}).Node("Slice", {"shape", "zero", "one"}, {"first"});
+    i.Node("Concat", {"first", "open"}, {"to"}, {{"axis", int64_t{0}}});
+    return i.Node("Reshape", {"sq", "to"}, {"out"}).Of("out");
+  };
+  EXPECT_EQ(reshape({"n", "n"}), "float32[n,n]");
+  EXPECT_EQ(reshape({"n", int64_t{4}, int64_t{3}}), "float32[n,12]");
+  EXPECT_EQ(reshape({"n", "m", int64_t{3}}), "float32[n,?]");
+  EXPECT_EQ(reshape({"n", "m", "n"}), "float32[n,?]");
+}
+
 TEST(InferTest, MadeTensors) {
   EXPECT_EQ(One("Constant", {}, {{"value_ints", Ints{1, 2}}}), "int64[2]");
   EXPECT_EQ(One("Constant", {}, {{"value_int", int64_t{1}}}), "int64[]");

@@ -250,6 +250,11 @@ TEST_F(ReaderTest, TypedFieldsPackedAndUnpacked) {
     EXPECT_TRUE(Says(read(10, {1}, ints(i32, packed, {-1})).words(), "which no float16 can be"));
     EXPECT_TRUE(
         Says(read(6, {1}, ints(i32, packed, {int64_t{1} << 31})).words(), "which no int32 can be"));
+    EXPECT_TRUE(Says(read(1, {1}, floats(packed)).words(), "needs 1 entries in float_data, has 2"));
+    EXPECT_TRUE(Says(read(3, {2}, ints(i32, packed, {1, 2, 3})).words(),
+                     "needs 2 entries in int32_data, has 3"));
+    EXPECT_TRUE(Says(read(1, {2}, floats(packed) + ints(i32, packed, {1})).words(),
+                     "has 2, and 1 in other fields"));
     EXPECT_TRUE(Says(read(1, {3}, floats(packed)).words(),
                      "tensor \"w\": float32[3] needs 3 entries in float_data, has 2"));
     EXPECT_TRUE(Says(read(7, {1}, ints(i32, packed, {1})).words(),

@@ -39,8 +39,7 @@ class Simplifier {
 std::optional<Tensor> Simplifier::Evaluate(const Node& node) {
   if (node.outputs.size() != 1 || node.outputs[0] == kNone) return std::nullopt;
   // An operator of the same name in an unknown domain is another operator.
-  const OperatorInfo* info = FindOperator(node.domain, node.op);
-  if (info == nullptr || !info->domain.empty()) return std::nullopt;
+  if (FindOperator(node.domain, node.op) == nullptr) return std::nullopt;
   Evaluator evaluate = FindMovementEvaluator(node.op);
   if (evaluate == nullptr) evaluate = FindMathEvaluator(node.op);
   if (evaluate == nullptr) return std::nullopt;

@@ -11,7 +11,6 @@ import pathlib
 import sys
 
 import numpy as np
-import onnx
 from onnx import TensorProto as TP
 from onnx import helper as oh
 from onnx import numpy_helper as nh
