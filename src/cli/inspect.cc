@@ -106,6 +106,7 @@ std::vector<std::string> KvShapes(const package::Package& package) {
 // What the folder is, by the files in it.
 std::string FormatOf(const package::Package& package) {
   std::error_code error;
+  if (!package.tokenizer_text.empty()) return "made-up model";
   if (std::filesystem::exists(package.folder / "genai_config.json", error)) {
     return "ORT-GenAI folder";
   }
@@ -260,7 +261,7 @@ Result<int> Inspect(const Invocation& invocation) {
   const Arguments& arguments = invocation.arguments;
   const Result<std::string> path = ModelArgument(Syntax(), arguments);
   if (!path.ok()) return path.status();
-  Result<package::Package> package = package::Open(*path);
+  Result<package::Package> package = package::Open(*path, package::Weights::kSizesOnly);
   if (!package.ok()) return package.status();
   for (const std::string& warning : package->warnings) Warn("inspect", warning);
   Findings found = Examine(*package);

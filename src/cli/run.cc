@@ -51,9 +51,11 @@ struct Session {
 
 // The prompt is read before the weights: what is wrong with it is said at once.
 Status ReadPrompt(const RunOptions& options, const package::Package& package, Session& session) {
-  if (!package.tokenizer_json.empty()) {
+  if (!package.tokenizer_json.empty() || !package.tokenizer_text.empty()) {
     Result<std::unique_ptr<text::Tokenizer>> tokenizer =
-        text::Tokenizer::Load(package.tokenizer_json);
+        package.tokenizer_text.empty()
+            ? text::Tokenizer::Load(package.tokenizer_json)
+            : text::Tokenizer::Parse(package.tokenizer_text, package.folder.native());
     if (!tokenizer.ok()) return tokenizer.status();
     session.tokenizer = std::move(*tokenizer);
   }

@@ -159,8 +159,8 @@ std::vector<std::string> VerboseLines(const engine::Engine& engine, const kv::Se
   };
   const engine::ModelInfo& info = engine.model().info();
   line("model",
-       Format("{}: {}, {} layers, vocabulary {}", info.name, info.model_type, info.layers,
-              info.vocab_size),
+       Format("{}: {}, {} layers with attention, vocabulary {}", info.name, info.model_type,
+              info.layers, info.vocab_size),
        "");
   line("weights",
        Format("{} in the source, {} packed", FormatBytes(info.source_weight_bytes),

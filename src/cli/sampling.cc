@@ -73,8 +73,7 @@ std::vector<Flag> SamplingFlagList(const std::string& group) {
 
 Result<SamplingFlags> ReadSamplingFlags(const Arguments& arguments) {
   SamplingFlags flags;
-  // Every temperature and mass is at least FLT_MIN where it is not 0: nothing divides by a
-  // denormal.
+  // The least mass that is still above 0 as a float.
   constexpr double kLeast = std::numeric_limits<float>::min();
   const RealRange temperature{0, kMaxTemperature, "0 to 1000"};
   const RealRange mass{kLeast, 1, "above 0, up to 1"};

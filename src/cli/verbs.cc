@@ -8,12 +8,12 @@ namespace granule::cli {
 namespace {
 
 // Verbs that the documentation names and this build lacks.
-constexpr auto kUnbuiltVerbs =
-    std::to_array<std::string_view>({"chat", "serve", "synth", "check", "plan", "bench",
-                                     "detokenize", "template", "embed", "perplexity"});
+constexpr auto kUnbuiltVerbs = std::to_array<std::string_view>(
+    {"chat", "serve", "check", "bench", "detokenize", "template", "embed", "perplexity"});
 
 std::vector<Verb> AllVerbs() {
-  return {RunVerb(), ImportVerb(), InspectVerb(), TokenizeVerb(), DoctorVerb(), VersionVerb()};
+  return {RunVerb(),  ImportVerb(),   SynthVerb(),  InspectVerb(),
+          PlanVerb(), TokenizeVerb(), DoctorVerb(), VersionVerb()};
 }
 
 std::string Overview() {

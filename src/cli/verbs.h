@@ -24,7 +24,9 @@ struct Verb {
 
 Verb RunVerb();
 Verb ImportVerb();
+Verb SynthVerb();
 Verb InspectVerb();
+Verb PlanVerb();
 Verb TokenizeVerb();
 Verb DoctorVerb();
 Verb VersionVerb();

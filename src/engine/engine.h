@@ -42,10 +42,10 @@ struct ModelInfo {
 
 class Model {
  public:
-  // kNative: recognises the graph, packs the weights on the device's threads, and drops the source's
-  // pages. What has no native operator is refused: all such nodes with node name, operator, domain
-  // and count.
-  // kOrt: ONNX Runtime loads the file; kUnavailable where the library is missing or too old.
+  // kNative: recognises the graph, packs the weights on the device's threads, and drops the
+  // source's pages. What has no native operator is refused: all such nodes with node name,
+  // operator, domain and count. kOrt: ONNX Runtime loads the file; kUnavailable where the library
+  // is missing or too old.
   static Result<std::unique_ptr<Model>> Load(DeviceContext& device, package::Package package,
                                              BackendKind backend = BackendKind::kNative);
   ~Model();
@@ -54,7 +54,7 @@ class Model {
   const package::Package& package() const { return package_; }
   const kv::Group& kv_group() const { return group_; }
   BackendKind backend() const { return ort_ ? BackendKind::kOrt : BackendKind::kNative; }
-  const Plan& plan() const { return *plan_; }     // of kNative
+  const Plan& plan() const { return *plan_; }    // of kNative
   const OrtModel& ort() const { return *ort_; }  // of kOrt
 
   // What runs, as text: the plan, a line per step; of ONNX Runtime how it is bound. For `inspect`.

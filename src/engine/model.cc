@@ -115,11 +115,11 @@ Status Model::LoadNative(DeviceContext& device) {
 }
 
 Status Model::LoadOrt(DeviceContext& device) {
-  auto loaded =
-      OrtModel::Load(OrtPlaces::Usual(ProcessEnvironment), package_, device.threads());
+  auto loaded = OrtModel::Load(OrtPlaces::Usual(ProcessEnvironment), package_, device.threads());
   if (!loaded.ok()) return loaded.status();
   ort_ = std::move(*loaded);
-  if (ort_->fixed_tokens() >= 0) LowerTableRows(ort_->fixed_tokens(), "fixed KV shape of the graph");
+  if (ort_->fixed_tokens() >= 0)
+    LowerTableRows(ort_->fixed_tokens(), "fixed KV shape of the graph");
   info_.backend = Format("ONNX Runtime {}", ort_->graph->library().version());
   info_.vocab_size = ort_->vocab_size;
   return {};

@@ -12,7 +12,8 @@
 
 namespace granule::engine {
 
-// Uninitialised memory that only grows; what was in it is lost when it does. Starts on a cache line.
+// Uninitialised memory that only grows; what was in it is lost when it does. Starts on a cache
+// line.
 class Scratch {
  public:
   Scratch() = default;

@@ -25,6 +25,11 @@ struct TinyShape {
   int64_t block = 32;
   bool float_zero_points = false;
   bool packed_qkv = false;
+  bool position_table = false;   // learned positions, looked up by an input position_ids
+  bool past_detour = false;      // past passes through an Identity before attention
+  bool last_row_logits = false;  // logits of the last token of a run alone, [1, 1, V]
+  int64_t fixed_past = 0;        // > 0: past and attention_mask have this length in the graph
+  int64_t fixed_rows = 0;        // > 0: so many tokens in every run
   DType kv = DType::kF32;
   uint32_t seed = 1;
 };
@@ -109,8 +114,14 @@ class TinyModelWriter {
 
   void Write() {
     const DType kv = s_.kv;
-    w_->AddInput("input_ids", DType::kI64, {"batch", "seq"});
-    w_->AddInput("attention_mask", DType::kI64, {"batch", "total"});
+    const auto dim = [](int64_t fixed, const char* symbol) {
+      return fixed > 0 ? onnx::WriterDim(fixed) : onnx::WriterDim(symbol);
+    };
+    const onnx::WriterDim rows = dim(s_.fixed_rows, "seq");
+    const onnx::WriterDim past = dim(s_.fixed_past, "past");
+    const onnx::WriterDim total = dim(s_.fixed_past, "total");
+    w_->AddInput("input_ids", DType::kI64, {"batch", rows});
+    w_->AddInput("attention_mask", DType::kI64, {"batch", total});
     Constant<int64_t>("one", DType::kI64, {1}, {1});
     Constant<int64_t>("axis1", DType::kI64, {1}, {1});
     Constant<int64_t>("index1", DType::kI64, {}, {1});
@@ -139,6 +150,14 @@ class TinyModelWriter {
     Constant("embed", DType::kF32, {s_.vocab, s_.hidden}, Random(s_.vocab * s_.hidden, 1.0f));
     Node("Gather", "", {"embed", "input_ids"}, {"x0"});
     std::string residual = "x0", branch;
+    if (s_.position_table) {
+      w_->AddInput("position_ids", DType::kI64, {"batch", rows});
+      Constant("places", DType::kF32, {s_.context, s_.hidden},
+               Random(s_.context * s_.hidden, 1.0f));
+      Node("Gather", "", {"places", "position_ids"}, {"place"});
+      Node("Add", "", {"x0", "place"}, {"x1"});
+      residual = "x1";
+    }
     for (int64_t l = 0; l < s_.layers; ++l) {
       const std::string p = "l" + std::to_string(l) + "_";
       Norm(residual, branch, p + "n1", p + "r1");
@@ -149,12 +168,18 @@ class TinyModelWriter {
       const std::string pk = Format("past_key_values.{}.key", l),
                         pv = Format("past_key_values.{}.value", l);
       const std::string nk = Format("present.{}.key", l), nv = Format("present.{}.value", l);
-      w_->AddInput(pk, kv, {"batch", s_.kv_heads, "past", s_.head_dim});
-      w_->AddInput(pv, kv, {"batch", s_.kv_heads, "past", s_.head_dim});
+      w_->AddInput(pk, kv, {"batch", s_.kv_heads, past, s_.head_dim});
+      w_->AddInput(pv, kv, {"batch", s_.kv_heads, past, s_.head_dim});
       std::vector<std::string> in = {p + "q", p + "k", p + "v", pk, pv, "seqlens_k", "total"};
       if (s_.packed_qkv) {
         Node("Concat", "", {p + "q", p + "k", p + "v"}, {p + "qkv"}, {{"axis", int64_t{-1}}});
         in = {p + "qkv", "", "", pk, pv, "seqlens_k", "total"};
+      }
+      if (s_.past_detour) {
+        Node("Identity", "", {pk}, {p + "past_k"});
+        Node("Identity", "", {pv}, {p + "past_v"});
+        in[3] = p + "past_k";
+        in[4] = p + "past_v";
       }
       if (s_.state_context) {
         in.push_back("cos");
@@ -164,8 +189,8 @@ class TinyModelWriter {
            {{"num_heads", s_.heads},
             {"kv_num_heads", s_.kv_heads},
             {"do_rotary", int64_t{s_.state_context ? 1 : 0}}});
-      w_->AddOutput(nk, kv, {"batch", s_.kv_heads, "total", s_.head_dim});
-      w_->AddOutput(nv, kv, {"batch", s_.kv_heads, "total", s_.head_dim});
+      w_->AddOutput(nk, kv, {"batch", s_.kv_heads, total, s_.head_dim});
+      w_->AddOutput(nv, kv, {"batch", s_.kv_heads, total, s_.head_dim});
       Product(p + "a", p + "o", s_.hidden, s_.heads * s_.head_dim);
       Norm(residual, p + "o", p + "n2", p + "r2");
       residual = p + "r2";
@@ -178,7 +203,14 @@ class TinyModelWriter {
       branch = p + "down";
     }
     Norm(residual, branch, "final", "");
-    w_->AddOutput("logits", DType::kF32, {"batch", "seq", s_.vocab});
+    if (s_.last_row_logits) {
+      Constant<int64_t>("last", DType::kI64, {1}, {-1});
+      Node("Gather", "", {"final", "last"}, {"final_row"}, {{"axis", int64_t{1}}});
+      w_->AddOutput("logits", DType::kF32, {"batch", int64_t{1}, s_.vocab});
+      Product("final_row", "logits", s_.vocab, s_.hidden);
+      return;
+    }
+    w_->AddOutput("logits", DType::kF32, {"batch", rows, s_.vocab});
     Product("final", "logits", s_.vocab, s_.hidden);
   }
 

@@ -9,14 +9,15 @@
 
 namespace granule::kernels {
 
-// Slots per KV block: the unit in which attention is computed and merged. Part of the accumulation order.
+// Slots per KV block: the unit in which attention is computed and merged. Part of the accumulation
+// order.
 inline constexpr int64_t kKvBlock = 128;
 
 struct AttentionShape {
-  int64_t heads = 0;      // Hq
-  int64_t kv_heads = 0;   // Hk, divides Hq
-  int64_t head_dim = 0;   // D, any value >= 1 (80 and 96 exist)
-  float scale = 0.0f;     // applied to q*k
+  int64_t heads = 0;     // Hq
+  int64_t kv_heads = 0;  // Hk, divides Hq
+  int64_t head_dim = 0;  // D, any value >= 1 (80 and 96 exist)
+  float scale = 0.0f;    // applied to q*k
 };
 
 // Where each row of the step belongs.
@@ -28,12 +29,13 @@ struct RowPlace {
 struct Rotary {
   const float* cos = nullptr;  // [rows_of_table, rotary_dim / 2]
   const float* sin = nullptr;
-  int64_t rotary_dim = 0;      // even, <= head_dim; 0 = no rotation. Only the first rotary_dim lanes rotate
-  bool interleaved = false;    // pairs (2i, 2i+1) instead of (i, i + rotary_dim/2)
+  int64_t rotary_dim = 0;    // even, <= head_dim; only these first lanes rotate. 0 = no rotation
+  bool interleaved = false;  // pairs (2i, 2i+1) instead of (i, i + rotary_dim/2)
 };
 
-// Rotates q in place and writes rotated k, and v, of every row to its slot. q: [R, Hq*D] with ldq, k and v: [R, Hk*D] with
-// ldk, ldv. fp16 and bf16 KV is rounded to nearest even. Slots were committed before.
+// Rotates q in place and writes rotated k, and v, of every row to its slot. q: [R, Hq*D] with ldq,
+// k and v: [R, Hk*D] with ldk, ldv. fp16 and bf16 KV is rounded to nearest even. Slots were
+// committed before.
 struct AppendArgs {
   AttentionShape shape;
   Rotary rotary;
@@ -48,8 +50,9 @@ struct AppendArgs {
 };
 void RotateAndAppend(const Context& context, const AppendArgs& args);
 
-// out[r] = softmax(scale * q[r] . K[0..slot]) V[0..slot], per head. Rows of one sequence are adjacent and ascending in slot; all their
-// K and V are in the KV already (RotateAndAppend of this step ran). out: [R, Hq*D] with ldo; may not alias q.
+// out[r] = softmax(scale * q[r] . K[0..slot]) V[0..slot], per head. Rows of one sequence are
+// adjacent and ascending in slot; all their K and V are in the KV already (RotateAndAppend of this
+// step ran). out: [R, Hq*D] with ldo; may not alias q.
 struct AttentionArgs {
   AttentionShape shape;
   std::span<const RowPlace> rows;
@@ -58,7 +61,8 @@ struct AttentionArgs {
   int64_t ldq = 0;
   float* out = nullptr;
   int64_t ldo = 0;
-  // AttentionWorkspaceBytes of at least this many rows and slots; 64-byte aligned. Bounded however long the sequences are.
+  // AttentionWorkspaceBytes of at least this many rows, of the pool's threads; 64-byte aligned.
+  // Bounded however long the sequences are.
   std::byte* workspace = nullptr;
   size_t workspace_bytes = 0;
 };

@@ -26,9 +26,10 @@ struct Case {
 
 std::string Name(const Case& c) {
   const char* zero[] = {"Default", "Packed", "Float"};
-  return "N" + std::to_string(c.n) + "K" + std::to_string(c.k) + "Bits" + std::to_string(c.bits) + "Block" +
-         std::to_string(c.block) + zero[static_cast<int>(c.zero_points)] + std::string(DTypeName(c.scales)) +
-         std::string(DTypeName(c.zero_type)) + (c.half_values ? "Half" : "");
+  return "N" + std::to_string(c.n) + "K" + std::to_string(c.k) + "Bits" + std::to_string(c.bits) +
+         "Block" + std::to_string(c.block) + zero[static_cast<int>(c.zero_points)] +
+         std::string(DTypeName(c.scales)) + std::string(DTypeName(c.zero_type)) +
+         (c.half_values ? "Half" : "");
 }
 
 // A quantised matrix with random codes, scales of both signs, and zero points of the wanted form.
@@ -49,7 +50,8 @@ struct Quantized {
     std::vector<float> z = in.Floats(c.n * blocks, c.bits == 4 ? 4.0f : 50.0f);
     for (float& x : z) x += c.bits == 4 ? 7.3f : 120.4f;
     zeros = Narrow(z, c.zero_type);
-    weights = {c.n, c.k, c.bits, c.block, q.data(), scales.data(), c.scales, c.zero_points, nullptr, c.zero_type};
+    weights = {c.n,           c.k,      c.bits,        c.block, q.data(),
+               scales.data(), c.scales, c.zero_points, nullptr, c.zero_type};
     if (c.zero_points == ZeroPoints::kPacked) weights.zero_points = packed.data();
     if (c.zero_points == ZeroPoints::kFloat) weights.zero_points = zeros.data();
   }
@@ -57,35 +59,51 @@ struct Quantized {
 
 std::vector<Case> Cases() {
   std::vector<Case> cases;
-  // Shapes: odd N and K, K inside a group, K inside a block, several panels, several strips, blocks of every size.
+  // Shapes: odd N and K, K inside a group, K inside a block, several panels, several strips, blocks
+  // of every size.
   struct Shape {
     int64_t n, k, block;
   };
-  for (Shape s : {Shape{1, 1, 16}, {7, 33, 16}, {16, 64, 32}, {33, 95, 32}, {70, 576, 32}, {96, 576, 64}, {31, 1536, 128},
-                  {40, 700, 256}, {65, 1537, 512}, {5, 1100, 1024}}) {
+  for (Shape s : {Shape{1, 1, 16},
+                  {7, 33, 16},
+                  {16, 64, 32},
+                  {33, 95, 32},
+                  {70, 576, 32},
+                  {96, 576, 64},
+                  {31, 1536, 128},
+                  {40, 700, 256},
+                  {65, 1537, 512},
+                  {5, 1100, 1024}}) {
     for (int bits : {4, 8}) {
-      cases.push_back({s.n, s.k, bits, s.block, ZeroPoints::kDefault, DType::kF32, DType::kF32, false});
-      cases.push_back({s.n, s.k, bits, s.block, ZeroPoints::kPacked, DType::kF16, DType::kF32, true});
-      cases.push_back({s.n, s.k, bits, s.block, ZeroPoints::kFloat, DType::kF32, DType::kF32, true});
-      cases.push_back({s.n, s.k, bits, s.block, ZeroPoints::kFloat, DType::kF32, DType::kF16, false});
-      cases.push_back({s.n, s.k, bits, s.block, ZeroPoints::kPacked, DType::kBF16, DType::kF32, false});
-      cases.push_back({s.n, s.k, bits, s.block, ZeroPoints::kFloat, DType::kBF16, DType::kBF16, false});
+      cases.push_back(
+          {s.n, s.k, bits, s.block, ZeroPoints::kDefault, DType::kF32, DType::kF32, false});
+      cases.push_back(
+          {s.n, s.k, bits, s.block, ZeroPoints::kPacked, DType::kF16, DType::kF32, true});
+      cases.push_back(
+          {s.n, s.k, bits, s.block, ZeroPoints::kFloat, DType::kF32, DType::kF32, true});
+      cases.push_back(
+          {s.n, s.k, bits, s.block, ZeroPoints::kFloat, DType::kF32, DType::kF16, false});
+      cases.push_back(
+          {s.n, s.k, bits, s.block, ZeroPoints::kPacked, DType::kBF16, DType::kF32, false});
+      cases.push_back(
+          {s.n, s.k, bits, s.block, ZeroPoints::kFloat, DType::kBF16, DType::kBF16, false});
     }
   }
   return cases;
 }
 
-std::vector<float> Multiply(const Context& context, const std::vector<float>& a, int64_t lda, int64_t m, const PackedMatrix& w,
-                       const float* bias) {
+std::vector<float> Multiply(const Context& context, const std::vector<float>& a, int64_t lda,
+                            int64_t m, const PackedMatrix& w, const float* bias) {
   std::vector<float> y(static_cast<size_t>(m * w.n()), std::numeric_limits<float>::quiet_NaN());
   const MatMulOutput output{&w, bias, y.data(), w.n()};
   MatMul(context, a.data(), lda, m, {&output, 1});
   return y;
 }
 
-// Rounding errors of a chain of k multiply-adds: at most k + 1 roundings of partial sums (two each at the portable level), each
-// of half an ulp of at most sum |a| |w|, and the weight's own: half an ulp of it, of its zero-point product and, before the
-// zero point is taken away, of q * scale, which can be 16 or 256 times the weight for 4 or 8 bits (weight_slack).
+// Rounding errors of a chain of k multiply-adds: at most k + 1 roundings of partial sums (two each
+// at the portable level), each of half an ulp of at most sum |a| |w|, and the weight's own: half an
+// ulp of it, of its zero-point product and, before the zero point is taken away, of q * scale,
+// which can be 16 or 256 times the weight for 4 or 8 bits (weight_slack).
 void ExpectNear(const std::vector<float>& y, const ref::Product& expected, int64_t k, double slack,
                 const std::string& what) {
   const double eps = std::numeric_limits<float>::epsilon() / 2;
@@ -98,7 +116,11 @@ void ExpectNear(const std::vector<float>& y, const ref::Product& expected, int64
 
 class PerLevel : public testing::TestWithParam<Isa> {
  protected:
-  PerLevel() : pool_(2), one_(1), context_(MakeContext(pool_, GetParam())), single_(MakeContext(one_, GetParam())) {}
+  PerLevel()
+      : pool_(2),
+        one_(1),
+        context_(MakeContext(pool_, GetParam())),
+        single_(MakeContext(one_, GetParam())) {}
   ThreadPool pool_, one_;
   Context context_, single_;
 };
@@ -128,7 +150,8 @@ TEST_P(MatMulTest, QuantizedIsNearReferenceAndRowsDoNotMatter) {
     for (int64_t n = 0; n < c.n; ++n) {
       w.DequantizeRow(n, row.data());
       for (int64_t k = 0; k < c.k; ++k) {
-        const double scale = std::fabs(ref::ElementOf(source.weights.scales, c.scales, n * ((c.k + c.block - 1) / c.block) + k / c.block));
+        const double scale = std::fabs(ref::ElementOf(
+            source.weights.scales, c.scales, n * ((c.k + c.block - 1) / c.block) + k / c.block));
         const double difference = std::fabs(row[k] - exact[n * c.k + k]);
         // One rounding of zero_point * scale, one of the sum; |zero point| < 512 in these cases.
         ASSERT_LE(difference, 512 * scale * std::numeric_limits<float>::epsilon()) << n << " " << k;
@@ -141,7 +164,8 @@ TEST_P(MatMulTest, QuantizedIsNearReferenceAndRowsDoNotMatter) {
       for (int64_t k = 0; k < c.k; ++k) sum += std::fabs(a[r * lda + k]);
       a_size = std::max(a_size, sum);
     }
-    ExpectNear(y, ref::MatMul(a.data(), lda, m, exact, c.n, c.k, bias.data()), c.k, weight_error * a_size, "y");
+    ExpectNear(y, ref::MatMul(a.data(), lda, m, exact, c.n, c.k, bias.data()), c.k,
+               weight_error * a_size, "y");
 
     for (int64_t rows : {1, 2, 3, 4, 5, 7, 12, 13}) {
       const std::vector<float> some = Multiply(context_, a, lda, rows, w, bias.data());
@@ -166,7 +190,8 @@ TEST_P(MatMulTest, QuantizedEqualsItsDequantizedTwinBitForBit) {
     ASSERT_TRUE(packed_twin.ok());
     const std::vector<float> a = in.Floats(14 * c.k);
     for (int64_t m : {1, 3, 14}) {
-      ASSERT_TRUE(SameBits(Multiply(context_, a, c.k, m, **packed, nullptr), Multiply(context_, a, c.k, m, **packed_twin, nullptr)))
+      ASSERT_TRUE(SameBits(Multiply(context_, a, c.k, m, **packed, nullptr),
+                           Multiply(context_, a, c.k, m, **packed_twin, nullptr)))
           << m << " rows";
     }
   }
@@ -176,9 +201,10 @@ TEST_P(MatMulTest, DenseOfEveryTypeIsNearReference) {
   uint32_t seed = 200;
   for (DType type : {DType::kF32, DType::kF16, DType::kBF16}) {
     for (bool transposed : {false, true}) {
-      for (auto [n, k] : std::vector<std::pair<int64_t, int64_t>>{{1, 1}, {17, 33}, {64, 576}, {100, 1025}, {31, 5}}) {
-        SCOPED_TRACE(std::string(DTypeName(type)) + (transposed ? " [n,k] " : " [k,n] ") + std::to_string(n) + " " +
-                     std::to_string(k));
+      for (auto [n, k] : std::vector<std::pair<int64_t, int64_t>>{
+               {1, 1}, {17, 33}, {64, 576}, {100, 1025}, {31, 5}}) {
+        SCOPED_TRACE(std::string(DTypeName(type)) + (transposed ? " [n,k] " : " [k,n] ") +
+                     std::to_string(n) + " " + std::to_string(k));
         Inputs in(seed++);
         const std::vector<std::byte> data = Narrow(in.Floats(n * k), type);
         const DenseWeights source{n, k, data.data(), type, transposed};
@@ -195,7 +221,9 @@ TEST_P(MatMulTest, DenseOfEveryTypeIsNearReference) {
         const std::vector<float> y = Multiply(context_, a, k, 37, **packed, bias.data());
         ExpectNear(y, ref::MatMul(a.data(), k, 37, w, n, k, bias.data()), k, 0, "y");
         for (int64_t rows : {1, 2, 3, 4, 6, 9, 11, 36}) {
-          ASSERT_TRUE(SameBits(Multiply(context_, a, k, rows, **packed, bias.data()), {y.begin(), y.begin() + rows * n})) << rows;
+          ASSERT_TRUE(SameBits(Multiply(context_, a, k, rows, **packed, bias.data()),
+                               {y.begin(), y.begin() + rows * n}))
+              << rows;
         }
       }
     }
@@ -232,7 +260,8 @@ TEST_P(MatMulTest, ManyRowsGiveTheBitsOfOne) {
     for (int64_t i = 0; i < m; ++i) a.insert(a.end(), row.begin(), row.end());
     const std::vector<float> y = Multiply(context_, a, c.k, m, **packed, nullptr);
     for (int64_t i = 0; i < m; ++i) {
-      ASSERT_TRUE(SameBits(one, {y.begin() + i * c.n, y.begin() + (i + 1) * c.n})) << m << " rows, row " << i;
+      ASSERT_TRUE(SameBits(one, {y.begin() + i * c.n, y.begin() + (i + 1) * c.n}))
+          << m << " rows, row " << i;
     }
   }
 }
@@ -257,7 +286,8 @@ TEST_P(MatMulTest, SeveralOutputsInOneCallAndNothingElseIsWritten) {
     const float mark = -12345.0f;
     std::vector<std::vector<float>> ys(3, std::vector<float>(m * ldy, mark));
     MatMulOutput outputs[3];
-    for (int i = 0; i < 3; ++i) outputs[i] = {packed[i].get(), i == 1 ? nullptr : biases[i].data(), ys[i].data(), ldy};
+    for (int i = 0; i < 3; ++i)
+      outputs[i] = {packed[i].get(), i == 1 ? nullptr : biases[i].data(), ys[i].data(), ldy};
     MatMul(context_, a.data(), k, m, outputs);
     for (int i = 0; i < 3; ++i) {
       const int64_t n = cases[i].n;
@@ -294,7 +324,8 @@ TEST_P(MatMulTest, OnlyItsOwnRowReachesAResult) {
     const std::vector<float> row = in.Floats(c.k);
     std::copy(row.begin(), row.end(), a.begin() + 2 * lda);
     const std::vector<float> y = Multiply(context_, a, lda, m, **packed, nullptr);
-    EXPECT_TRUE(SameBits({y.begin() + 2 * c.n, y.begin() + 3 * c.n}, Multiply(context_, row, c.k, 1, **packed, nullptr)));
+    EXPECT_TRUE(SameBits({y.begin() + 2 * c.n, y.begin() + 3 * c.n},
+                         Multiply(context_, row, c.k, 1, **packed, nullptr)));
   }
 }
 
@@ -318,7 +349,8 @@ TEST_P(TrialTest, IsExact) {
   const auto& [isa, trial] = GetParam();
   ThreadPool pool(2);
   const Context context = MakeContext(pool, isa);
-  const int64_t n = 4, blocks = (trial.k + trial.block - 1) / trial.block, zero_row = (blocks + 1) / 2;
+  const int64_t n = 4, blocks = (trial.k + trial.block - 1) / trial.block,
+                zero_row = (blocks + 1) / 2;
   std::vector<uint8_t> q(n * blocks * trial.block / 2), zeros(n * zero_row);
   std::vector<float> scales(n * blocks);
   for (int64_t i = 0; i < n; ++i) {
@@ -345,7 +377,8 @@ TEST_P(TrialTest, IsExact) {
     }
     const std::vector<float> y = Multiply(context, a, trial.k, m, **packed, nullptr);
     for (int64_t r = 0; r < m; ++r) {
-      for (int64_t i = 0; i < n; ++i) EXPECT_EQ(y[r * n + i], trial.y[i]) << m << " " << r << " " << i;
+      for (int64_t i = 0; i < n; ++i)
+        EXPECT_EQ(y[r * n + i], trial.y[i]) << m << " " << r << " " << i;
     }
   }
 }
@@ -363,7 +396,9 @@ TEST(MatMulLevels, Avx2AndAvx512AgreeBitForBit) {
     ASSERT_TRUE(packed.ok());
     const std::vector<float> a = in.Floats(17 * c.k);
     for (int64_t m : {1, 2, 3, 4, 17}) {
-      ASSERT_TRUE(SameBits(Multiply(avx2, a, c.k, m, **packed, nullptr), Multiply(avx512, a, c.k, m, **packed, nullptr))) << m;
+      ASSERT_TRUE(SameBits(Multiply(avx2, a, c.k, m, **packed, nullptr),
+                           Multiply(avx512, a, c.k, m, **packed, nullptr)))
+          << m;
     }
   }
 }
@@ -399,7 +434,7 @@ TEST(PackedMatrix, UniformZeroPoints) {
       auto packed = PackedMatrix::Pack(context, weights);
       ASSERT_TRUE(packed.ok());
       const bool folded = zero == 3.0f || zero == -2.0f;
-      EXPECT_EQ((*packed)->bytes(), folded ? 2u * (64 + 512) : 2u * (64 + 128 + 512)) << zero;
+      EXPECT_EQ((*packed)->bytes(), folded ? 4u * (64 + 512) : 4u * (64 + 128 + 512)) << zero;
       const std::vector<double> exact = ref::Dequantize(weights);
       std::vector<float> row(64), unit(64);
       for (int64_t k = 0; k < 64; ++k) {

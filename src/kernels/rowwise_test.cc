@@ -27,7 +27,8 @@ INSTANTIATE_TEST_SUITE_P(Levels, RowwiseTest, testing::ValuesIn(Levels()),
 
 TEST_P(RowwiseTest, ExpIsWithinTwoUlp) {
   std::vector<float> x;
-  for (int i = 0; i <= 400000; ++i) x.push_back(-87.3f + 176.0f * static_cast<float>(i) / 400000.0f);
+  for (int i = 0; i <= 400000; ++i)
+    x.push_back(-87.3f + 176.0f * static_cast<float>(i) / 400000.0f);
   std::vector<float> y(x.size());
   context_.table->exp(x.data(), static_cast<int64_t>(x.size()), y.data());
   double worst = 0;
@@ -41,7 +42,8 @@ TEST_P(RowwiseTest, ExpIsWithinTwoUlp) {
 }
 
 TEST_P(RowwiseTest, ExpAtTheEdges) {
-  const std::vector<float> x = {-kInfinity, -1000.0f, -104.0f, -103.0f, -88.0f, -0.0f, 0.0f, 88.7f, 88.8f, kInfinity, kNan};
+  const std::vector<float> x = {-kInfinity, -1000.0f, -104.0f, -103.0f,   -88.0f, -0.0f,
+                                0.0f,       88.7f,    88.8f,   kInfinity, kNan};
   std::vector<float> y(x.size());
   context_.table->exp(x.data(), static_cast<int64_t>(x.size()), y.data());
   EXPECT_EQ(y[0], 0.0f);
@@ -57,17 +59,20 @@ TEST_P(RowwiseTest, ExpAtTheEdges) {
   EXPECT_TRUE(std::isnan(y[10]));
 }
 
-// 1 / (1 + e) with e within 2 ulp, and two more roundings: 4 ulp; the polynomial of tanh has an error of 1e-7 of its argument.
+// 1 / (1 + e) with e within 2 ulp, and two more roundings: 4 ulp; the polynomial of tanh has an
+// error of 1e-7 of its argument.
 TEST_P(RowwiseTest, UnaryIsNearReference) {
   Inputs in(1);
   std::vector<float> x = in.Floats(10007, 5.0f);
-  for (float special : {0.0f, -0.0f, 1e-30f, 0.62f, 0.63f, -0.625f, 40.0f, -40.0f, 87.0f, -87.0f}) x.push_back(special);
+  for (float special : {0.0f, -0.0f, 1e-30f, 0.62f, 0.63f, -0.625f, 40.0f, -40.0f, 87.0f, -87.0f})
+    x.push_back(special);
   std::vector<float> y(x.size());
   for (Unary op : {Unary::kSigmoid, Unary::kSilu, Unary::kTanh, Unary::kNeg}) {
     Elementwise(context_, op, x.data(), static_cast<int64_t>(x.size()), y.data());
     for (size_t i = 0; i < x.size(); ++i) {
       const double exact = ref::Unary(op, x[i]);
-      ASSERT_NEAR(y[i], exact, std::fabs(exact) * 6 * 0x1p-24 + 1e-37) << static_cast<int>(op) << " of " << x[i];
+      ASSERT_NEAR(y[i], exact, std::fabs(exact) * 6 * 0x1p-24 + 1e-37)
+          << static_cast<int>(op) << " of " << x[i];
     }
   }
   std::vector<float> large = {kInfinity, -kInfinity, kNan, 1e30f, -1e30f};
@@ -91,9 +96,11 @@ TEST_P(RowwiseTest, RmsNormIsNearReference) {
     RmsNorm(context_, x.data(), ldx, gamma.data(), 1e-5f, rows, width, y.data(), width);
     for (int64_t r = 0; r < rows; ++r) {
       const std::vector<double> exact = ref::RmsNorm(&x[r * ldx], gamma.data(), 1e-5f, width);
-      // The sum of squares has width / 16 + 4 roundings, all of one sign; the square root halves its error; 5 more follow.
+      // The sum of squares has width / 16 + 4 roundings, all of one sign; the square root halves
+      // its error; 5 more follow.
       const double bound = (static_cast<double>(width) / 16 + 4 + 10) * 0x1p-24;
-      for (int64_t i = 0; i < width; ++i) ASSERT_NEAR(y[r * width + i], exact[i], std::fabs(exact[i]) * bound + 1e-30);
+      for (int64_t i = 0; i < width; ++i)
+        ASSERT_NEAR(y[r * width + i], exact[i], std::fabs(exact[i]) * bound + 1e-30);
     }
     std::vector<float> in_place = x;
     RmsNorm(context_, in_place.data(), ldx, gamma.data(), 1e-5f, rows, width, in_place.data(), ldx);
@@ -108,14 +115,17 @@ TEST_P(RowwiseTest, RmsNormIsNearReference) {
 TEST_P(RowwiseTest, SkipRmsNormGivesSumAndNorm) {
   Inputs in(3);
   const int64_t rows = 30, width = 77;
-  const std::vector<float> x = in.Floats(rows * width), skip = in.Floats(rows * width), bias = in.Floats(width),
-                           gamma = in.Floats(width);
+  const std::vector<float> x = in.Floats(rows * width), skip = in.Floats(rows * width),
+                           bias = in.Floats(width), gamma = in.Floats(width);
   for (bool with_bias : {false, true}) {
     std::vector<float> sum(rows * width), norm(rows * width);
-    for (int64_t i = 0; i < rows * width; ++i) sum[i] = x[i] + skip[i] + (with_bias ? bias[i % width] : 0.0f);
+    for (int64_t i = 0; i < rows * width; ++i)
+      sum[i] = x[i] + skip[i] + (with_bias ? bias[i % width] : 0.0f);
     RmsNorm(context_, sum.data(), width, gamma.data(), 1e-6f, rows, width, norm.data(), width);
 
-    SkipRmsNormArgs args{x.data(), skip.data(), with_bias ? bias.data() : nullptr, gamma.data(), 1e-6f, rows, width, nullptr, nullptr};
+    SkipRmsNormArgs args{x.data(),     skip.data(), with_bias ? bias.data() : nullptr,
+                         gamma.data(), 1e-6f,       rows,
+                         width,        nullptr,     nullptr};
     std::vector<float> y(rows * width), s(rows * width);
     args.y = y.data();
     args.sum = s.data();
@@ -168,7 +178,8 @@ TEST_P(RowwiseTest, SiluMulEqualsItsParts) {
   const std::vector<float> gate = in.Floats(count, 4.0f), up = in.Floats(count);
   std::vector<float> silu(count), product(count), y(count);
   Elementwise(context_, Unary::kSilu, gate.data(), count, silu.data());
-  Elementwise(context_, Binary::kMul, silu.data(), up.data(), count, count, 1, count, product.data());
+  Elementwise(context_, Binary::kMul, silu.data(), up.data(), count, count, 1, count,
+              product.data());
   SiluMul(context_, gate.data(), up.data(), count, y.data());
   EXPECT_TRUE(SameBits(y, product));
   y = gate;
@@ -179,8 +190,8 @@ TEST_P(RowwiseTest, SiluMulEqualsItsParts) {
 TEST_P(RowwiseTest, RoundToEqualsTheScalarConversions) {
   Inputs in(6);
   std::vector<float> x = in.Floats(5000, 100.0f);
-  for (float special : {0.0f, -0.0f, 65504.0f, 65519.0f, 65520.0f, 1e-8f, 3e-8f, 6e-8f, 5.96e-8f, kInfinity, -kInfinity, 3.4e38f, 1e-40f,
-                        1.00048828125f, 1.00146484375f}) {
+  for (float special : {0.0f, -0.0f, 65504.0f, 65519.0f, 65520.0f, 1e-8f, 3e-8f, 6e-8f, 5.96e-8f,
+                        kInfinity, -kInfinity, 3.4e38f, 1e-40f, 1.00048828125f, 1.00146484375f}) {
     x.push_back(special);
   }
   std::vector<float> y(x.size());
@@ -196,7 +207,8 @@ TEST_P(RowwiseTest, RoundToEqualsTheScalarConversions) {
   // Every fp16 value survives.
   std::vector<float> all;
   for (uint32_t bits = 0; bits < 65536; ++bits) {
-    if (!std::isnan(F16ToF32(static_cast<uint16_t>(bits)))) all.push_back(F16ToF32(static_cast<uint16_t>(bits)));
+    if (!std::isnan(F16ToF32(static_cast<uint16_t>(bits))))
+      all.push_back(F16ToF32(static_cast<uint16_t>(bits)));
   }
   std::vector<float> back(all.size());
   RoundTo(context_, DType::kF16, all.data(), static_cast<int64_t>(all.size()), back.data());
@@ -214,7 +226,8 @@ TEST_P(RowwiseTest, GatherRowsOfEveryType) {
     for (size_t r = 0; r < ids.size(); ++r) {
       const bool known = ids[r] >= 0 && ids[r] < table_rows;
       for (int64_t i = 0; i < width; ++i) {
-        ASSERT_EQ(y[r * ldy + i], known ? ref::ElementOf(table.data(), type, ids[r] * width + i) : 0.0);
+        ASSERT_EQ(y[r * ldy + i],
+                  known ? ref::ElementOf(table.data(), type, ids[r] * width + i) : 0.0);
       }
       for (int64_t i = width; i < ldy; ++i) ASSERT_EQ(y[r * ldy + i], 7.0f);
     }
@@ -230,10 +243,19 @@ TEST_P(RowwiseTest, GatherQuantizedRowsInEveryForm) {
           for (DType type : {DType::kF32, DType::kF16, DType::kBF16}) {
             Inputs in(seed++);
             const int64_t rows = 9, width = 176, blocks = (width + block - 1) / block;
-            const std::vector<uint8_t> data = in.Bytes(rows * width * bits / 8), zero = in.Bytes(rows * ((blocks * bits + 7) / 8));
+            const std::vector<uint8_t> data = in.Bytes(rows * width * bits / 8),
+                                       zero = in.Bytes(rows * ((blocks * bits + 7) / 8));
             const std::vector<std::byte> scales = Narrow(in.Floats(rows * blocks), type);
-            const QuantizedTable table{rows, width, bits, block, data.data(), is_signed, scales.data(), type,
-                                       zeros ? zero.data() : nullptr, is_signed ? 0 : 1 << (bits - 1)};
+            const QuantizedTable table{rows,
+                                       width,
+                                       bits,
+                                       block,
+                                       data.data(),
+                                       is_signed,
+                                       scales.data(),
+                                       type,
+                                       zeros ? zero.data() : nullptr,
+                                       is_signed ? 0 : 1 << (bits - 1)};
             const std::vector<int64_t> ids = {8, 0, 5, 9, -3};
             std::vector<float> y(ids.size() * width, kNan);
             GatherQuantizedRows(context_, table, ids, y.data(), width);
@@ -243,7 +265,8 @@ TEST_P(RowwiseTest, GatherQuantizedRowsInEveryForm) {
                 continue;
               }
               const std::vector<double> exact = ref::GatherQuantizedRow(table, ids[r]);
-              for (int64_t i = 0; i < width; ++i) ASSERT_EQ(y[r * width + i], static_cast<float>(exact[i]));
+              for (int64_t i = 0; i < width; ++i)
+                ASSERT_EQ(y[r * width + i], static_cast<float>(exact[i]));
             }
           }
         }

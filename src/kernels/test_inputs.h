@@ -59,7 +59,8 @@ inline std::vector<std::byte> Narrow(const std::vector<float>& values, DType typ
 
 // Equality of bits, which tells +0 from -0 and finds equal NaNs equal.
 inline bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && __builtin_memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+  return a.size() == b.size() &&
+         __builtin_memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
 }  // namespace granule::kernels

@@ -6,6 +6,7 @@
 
 #include "base/file.h"
 #include "onnx/writer.h"
+#include "package/genai_config.h"
 #include "package/gguf.h"
 #include "package/gguf_tokenizer.h"
 #include "package/llama_config.h"
@@ -16,62 +17,6 @@ namespace granule::package {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-// One id as a number, several as a list.
-Json Ids(const std::vector<int64_t>& ids) { return ids.size() == 1 ? Json(ids[0]) : Json(ids); }
-
-// What onnxruntime-genai's builder writes for a llama model on the CPU.
-Json GenaiConfig(const LlamaConfig& config, const ImportedTokenizer& tokenizer) {
-  Json model = {{"context_length", config.context_length}};
-  if (tokenizer.bos_id) model["bos_token_id"] = *tokenizer.bos_id;
-  if (!tokenizer.eos_ids.empty()) model["eos_token_id"] = Ids(tokenizer.eos_ids);
-  if (tokenizer.pad_id) {
-    model["pad_token_id"] = *tokenizer.pad_id;
-  } else if (!tokenizer.eos_ids.empty()) {
-    model["pad_token_id"] = tokenizer.eos_ids[0];
-  }
-  model["type"] = "llama";
-  model["vocab_size"] = config.vocab;
-  model["decoder"] = {
-      {"session_options", {{"log_id", "onnxruntime-genai"}, {"provider_options", Json::array()}}},
-      {"filename", "model.onnx"},
-      {"head_size", config.head_dim},
-      {"hidden_size", config.hidden},
-      {"inputs",
-       {{"input_ids", "input_ids"},
-        {"attention_mask", "attention_mask"},
-        {"past_key_names", "past_key_values.%d.key"},
-        {"past_value_names", "past_key_values.%d.value"}}},
-      {"outputs",
-       {{"logits", "logits"},
-        {"present_key_names", "present.%d.key"},
-        {"present_value_names", "present.%d.value"}}},
-      {"num_attention_heads", config.heads},
-      {"num_hidden_layers", config.layers},
-      {"num_key_value_heads", config.kv_heads}};
-  return {{"model", model},
-          {"search",
-           {{"do_sample", false},
-            {"early_stopping", true},
-            {"length_penalty", 1.0},
-            {"max_length", config.context_length},
-            {"min_length", 0},
-            {"num_beams", 1},
-            {"num_return_sequences", 1},
-            {"past_present_share_buffer", true},
-            {"repetition_penalty", 1.0},
-            {"temperature", 1.0},
-            {"top_k", 50},
-            {"top_p", 1.0}}}};
-}
-
-Json GenerationConfig(const ImportedTokenizer& tokenizer) {
-  Json config = Json::object();
-  if (tokenizer.bos_id) config["bos_token_id"] = *tokenizer.bos_id;
-  if (!tokenizer.eos_ids.empty()) config["eos_token_id"] = Ids(tokenizer.eos_ids);
-  if (tokenizer.pad_id) config["pad_token_id"] = *tokenizer.pad_id;
-  return config;
-}
 
 // Our own record: what the weights took in the file they came from, which speed is counted in.
 Json GranuleRecord(const std::filesystem::path& source, const ImportReport& report) {
@@ -102,7 +47,9 @@ class Import {
     if (!folder.ok()) return folder.status();
     if (Status s = WriteModel(*file, *config, folder->path()); !s.ok()) return s;
     if (Status s = WriteTexts(*config, *tokenizer, folder->path()); !s.ok()) return s;
-    if (Status s = Count(folder->path()); !s.ok()) return s;
+    Result<uint64_t> written = folder->Bytes();
+    if (!written.ok()) return written.status();
+    report_.written_bytes = *written;
     if (Status s = folder->Commit(); !s.ok()) return s;
     return std::move(report_);
   }
@@ -129,9 +76,10 @@ class Import {
 
   Status WriteTexts(const LlamaConfig& config, const ImportedTokenizer& tokenizer,
                     const std::filesystem::path& folder) {
+    const TokenRoles tokens{tokenizer.bos_id, tokenizer.pad_id, tokenizer.eos_ids};
     const std::pair<const char*, std::string> files[] = {
-        {"genai_config.json", GenaiConfig(config, tokenizer).dump(4)},
-        {"generation_config.json", GenerationConfig(tokenizer).dump(2)},
+        {"genai_config.json", GenaiConfigText("llama", ShapeOf(config), config.hidden, tokens)},
+        {"generation_config.json", GenerationConfigText(tokens)},
         {"tokenizer.json", tokenizer.tokenizer_json},
         {"tokenizer_config.json", tokenizer.tokenizer_config_json},
         {"special_tokens_map.json", tokenizer.special_tokens_map_json},
@@ -143,15 +91,6 @@ class Import {
     }
     if (!tokenizer.chat_template) return {};
     return WriteFileAtomically(folder / "chat_template.jinja", *tokenizer.chat_template);
-  }
-
-  Status Count(const std::filesystem::path& folder) {
-    std::error_code error;
-    for (std::filesystem::directory_iterator it(folder, error), end; !error && it != end;
-         it.increment(error)) {
-      report_.written_bytes += it->file_size(error);
-    }
-    return error ? InvalidInput("{}: {}", folder.native(), error.message()) : Status();
   }
 
   std::shared_ptr<MappedFile> source_;

@@ -1,26 +1,20 @@
-// A llama model in GGUF tensors -> an ONNX decoder as the builder of onnxruntime-genai writes them
-// for the CPU.
-//
-//   input_ids [B, S] int64, attention_mask [B, T] int64, past_key_values.N.key/value [B, Hk, past,
-//   D] fp32
-//   -> logits [B, S, V] fp32, present.N.key/value [B, Hk, T, D] fp32
-//
-// RoPE is fused into GroupQueryAttention through the cos and sin tables, so there is no
-// position_ids input.
+// A llama model in GGUF tensors -> the decoder of decoder_graph.h, with fp32 KV.
 #pragma once
 
 #include <cstdint>
 #include <functional>
-#include <span>
 #include <string>
 #include <vector>
 
 #include "base/status.h"
 #include "onnx/writer.h"
+#include "package/decoder_graph.h"
 #include "package/gguf.h"
 #include "package/llama_config.h"
 
 namespace granule::package {
+
+DecoderShape ShapeOf(const LlamaConfig& config);
 
 // Called when a source tensor is written; its pages are not needed again. An error stops the import
 // and is handed on.

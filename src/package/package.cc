@@ -9,6 +9,10 @@
 #include "package/folder.h"
 #include "package/roles.h"
 #include "package/stated.h"
+#include "package/synth.h"
+#include "package/synth_graph.h"
+#include "package/synth_memory.h"
+#include "package/synth_tokenizer.h"
 
 namespace granule::package {
 namespace {
@@ -75,6 +79,30 @@ std::string NameOf(const fs::path& folder) {
   return (error ? folder : real).filename().native();
 }
 
+// What follows from the graph and from what is stated about it.
+Status Complete(Stated stated, Package* package) {
+  if (Status s = onnx::InferShapes(package->model); !s.ok()) return s;
+  const onnx::Graph& graph = package->model.graph;
+  Result<Roles> roles = FindRoles(graph, stated, &package->warnings);
+  if (!roles.ok()) return roles.status();
+  package->roles = *std::move(roles);
+  package->table_rows = FindTableRows(graph, package->roles);
+  Result<int64_t> vocab = VocabSize(graph, package->roles, stated, &package->warnings);
+  if (!vocab.ok()) return vocab.status();
+  package->vocab_size = *vocab;
+
+  package->model_type = stated.model_type.empty() ? "decoder" : stated.model_type;
+  package->context_length = stated.context_length;
+  package->eos_ids = EosIds(std::move(stated.eos_ids), package->vocab_size, &package->warnings);
+  package->bos_id = stated.bos_id;
+  package->pad_id = stated.pad_id;
+  package->generation = std::move(stated.generation);
+  package->tokenizer_json = std::move(stated.tokenizer_json);
+  package->chat_template = std::move(stated.chat_template);
+  package->source_weight_bytes = stated.source_weight_bytes.value_or(TensorBytes(graph));
+  return {};
+}
+
 Result<Package> OpenFolder(const fs::path& path) {
   Result<ModelFolder> files = FindModelFolder(path);
   if (!files.ok()) return files.status();
@@ -89,32 +117,45 @@ Result<Package> OpenFolder(const fs::path& path) {
   Result<onnx::Model> model = onnx::ReadModel(*model_path);
   if (!model.ok()) return model.status();
   package.model = *std::move(model);
-  if (Status s = onnx::InferShapes(package.model); !s.ok()) return s.In(model_path->native());
-  const onnx::Graph& graph = package.model.graph;
-  Result<Roles> roles = FindRoles(graph, *stated, &package.warnings);
-  if (!roles.ok()) return roles.status().In(model_path->native());
-  package.roles = *std::move(roles);
-  package.table_rows = FindTableRows(graph, package.roles);
-  Result<int64_t> vocab = VocabSize(graph, package.roles, *stated, &package.warnings);
-  if (!vocab.ok()) return vocab.status().In(model_path->native());
-  package.vocab_size = *vocab;
+  if (Status s = Complete(*std::move(stated), &package); !s.ok()) return s.In(model_path->native());
+  return package;
+}
 
-  package.model_type = stated->model_type.empty() ? "decoder" : stated->model_type;
-  package.context_length = stated->context_length;
-  package.eos_ids = EosIds(std::move(stated->eos_ids), package.vocab_size, &package.warnings);
-  package.bos_id = stated->bos_id;
-  package.pad_id = stated->pad_id;
-  package.generation = std::move(stated->generation);
-  package.tokenizer_json = std::move(stated->tokenizer_json);
-  package.chat_template = std::move(stated->chat_template);
-  package.source_weight_bytes = stated->source_weight_bytes.value_or(TensorBytes(graph));
+// Made here instead of read: what a folder that WriteSynth wrote would state.
+Result<Package> OpenSynth(const std::string& text, Weights weights) {
+  Result<SynthModel> synth = ParseSynth(text);
+  if (!synth.ok()) return synth.status();
+  Result<std::unique_ptr<MemoryModelWriter>> writer = MemoryModelWriter::Create();
+  if (!writer.ok()) return writer.status();
+  const SynthGraphOptions options{.values = weights == Weights::kAll, .written = {}};
+  Result<SynthGraphBytes> bytes = WriteSynthGraph(*synth, **writer, options);
+  if (!bytes.ok()) return bytes.status().In(text);
+  if (Status s = (*writer)->Finish(); !s.ok()) return s.In(text);
+
+  Package package;
+  package.folder = text;
+  package.name = synth->name;
+  package.model = (*writer)->Take();
+  package.tokenizer_text = SynthTokenizerJson(synth->vocab);
+  Stated stated;
+  stated.model_type = synth->model_type;
+  stated.context_length = Sourced{synth->context, "synth context"};
+  const TokenRoles tokens = SynthTokenRoles();
+  for (const int64_t id : tokens.eos_ids) stated.eos_ids.push_back(static_cast<int32_t>(id));
+  stated.pad_id = static_cast<int32_t>(*tokens.pad_id);
+  stated.chat_template = SynthChatTemplate();
+  stated.source_weight_bytes = bytes->read;
+  stated.generation.do_sample = false;
+  stated.generation.source = "synth";
+  if (Status s = Complete(std::move(stated), &package); !s.ok()) return s.In(text);
   return package;
 }
 
 }  // namespace
 
-Result<Package> Open(const fs::path& path) {
+Result<Package> Open(const fs::path& path, Weights weights) {
   try {
+    if (path.native().starts_with(kSynthPrefix)) return OpenSynth(path.native(), weights);
     return OpenFolder(path);
   } catch (const std::exception& error) {  // JSON and file system libraries throw
     return Error(Code::kInternal, "{}: {}", path.native(), error.what());

@@ -1,5 +1,5 @@
-// A folder that people have -> everything needed to run it. Formats: ORT-GenAI folders now; GGUF
-// through import.
+// A folder that people have -> everything needed to run it. Formats: ORT-GenAI folders, GGUF
+// through import, and models that are made up in memory (synth.h).
 #pragma once
 
 #include <cstdint>
@@ -52,9 +52,9 @@ struct GenerationDefaults {
 };
 
 struct Package {
-  std::filesystem::path folder;
-  std::string name;        // folder name
-  std::string model_type;  // "llama"
+  std::filesystem::path folder;  // of a made-up model "synth:...": there is none
+  std::string name;              // folder name
+  std::string model_type;        // "llama"
   onnx::Model model;
   Roles roles;
   // What the package states about its context, and how many rows its cos/sin (or position) tables
@@ -67,6 +67,7 @@ struct Package {
   std::optional<int32_t> pad_id;
   GenerationDefaults generation;
   std::filesystem::path tokenizer_json;  // empty when the folder has none
+  std::string tokenizer_text;            // a tokenizer.json that is in no file; else empty
   std::optional<std::string> chat_template;
   // What the weights took in the file they came from (an imported GGUF's tensors), where the folder
   // says; else the bytes of the graph's tensors. What GB/s is counted with.
@@ -74,8 +75,14 @@ struct Package {
   std::vector<std::string> warnings;
 };
 
+// Whether weights that have to be made are made. kSizesOnly is for those who only look at sizes: a
+// made-up model's weights are zeros that take no memory. Folders are the same either way, as their
+// weights are mapped and not read.
+enum class Weights { kAll, kSizesOnly };
+
 // Opens a folder (or the .onnx file or genai_config.json in it; a folder whose sub-folders hold
 // exactly one genai_config.json one or two levels down works too, several are listed in the error).
-Result<Package> Open(const std::filesystem::path& path);
+// "synth:..." is no folder but a model that is made in memory.
+Result<Package> Open(const std::filesystem::path& path, Weights weights = Weights::kAll);
 
 }  // namespace granule::package

@@ -113,6 +113,15 @@ StagedFolder::~StagedFolder() {
   if (lock_ >= 0) close(lock_);
 }
 
+Result<uint64_t> StagedFolder::Bytes() const {
+  std::error_code error;
+  uint64_t bytes = 0;
+  for (fs::directory_iterator it(staging_, error), end; !error && it != end; it.increment(error))
+    bytes += it->file_size(error);
+  if (error) return SystemError(staging_, "be read", error.value());
+  return bytes;
+}
+
 Status StagedFolder::Commit() {
   if (Status s = CheckDestination(destination_, overwrite_); !s.ok()) return s;
   std::error_code error;

@@ -1,6 +1,7 @@
 // A folder that appears under its name complete or not at all.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 
 #include "base/status.h"
@@ -20,6 +21,7 @@ class StagedFolder {
   StagedFolder& operator=(StagedFolder&&) = delete;
 
   const std::filesystem::path& path() const { return staging_; }
+  Result<uint64_t> Bytes() const;  // of the files in it so far
   Status Commit();
 
  private:

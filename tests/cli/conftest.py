@@ -17,5 +17,5 @@ def recall(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def endless(tmp_path_factory):
-    """Writes for as long as it may, with a large hidden state's worth of work per token."""
-    return folder_of(tmp_path_factory, "endless", ctx=131072)
+    """The same model with room for a long prompt and an answer that does not end soon."""
+    return folder_of(tmp_path_factory, "endless", ctx=262144)

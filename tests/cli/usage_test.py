@@ -2,8 +2,8 @@
 
 import pytest
 
-RUN_VERBS = ["run", "import", "inspect", "tokenize", "doctor", "version"]
-UNBUILT_VERBS = ["chat", "serve", "synth", "check", "plan", "bench", "detokenize", "template", "embed", "perplexity"]
+RUN_VERBS = ["run", "import", "synth", "inspect", "plan", "tokenize", "doctor", "version"]
+UNBUILT_VERBS = ["chat", "serve", "check", "bench", "detokenize", "template", "embed", "perplexity"]
 
 
 def test_no_words_shows_the_verbs_and_is_usage(cli):

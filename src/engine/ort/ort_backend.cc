@@ -32,10 +32,11 @@ class OrtBackend final : public Backend {
     if (model_.kv_mode == OrtKvMode::kCopied || layout.kind == kv::LayoutKind::kHeadMajor) {
       return {};
     }
-    return Error(Code::kUsage,
-                 "--kv-layout {} does not go with --backend ort: ONNX Runtime reads the KV of this "
-                 "model in place, as [1, KV heads, capacity, head size]. Use --kv-layout head-major",
-                 kv::LayoutName(layout));
+    return Error(
+        Code::kUsage,
+        "--kv-layout {} does not go with --backend ort: ONNX Runtime reads the KV of this "
+        "model in place, as [1, KV heads, capacity, head size]. Use --kv-layout head-major",
+        kv::LayoutName(layout));
   }
 
   Status Prepare(int64_t, int64_t wanted_rows) override {
@@ -60,8 +61,8 @@ class OrtBackend final : public Backend {
   Status RunSequence(const StepBatch& batch, int32_t sequence, int64_t first, int64_t end) {
     views_.clear();
     for (size_t layer = 0; layer < model_.layers.size(); ++layer) {
-      views_.push_back(batch.sequences[static_cast<size_t>(sequence)]->View(
-          static_cast<int32_t>(layer)));
+      views_.push_back(
+          batch.sequences[static_cast<size_t>(sequence)]->View(static_cast<int32_t>(layer)));
     }
     while (first < end) {
       int64_t stop = end;

@@ -31,9 +31,7 @@ struct Dense {
   int64_t rows = 0;
   int64_t row_bytes = 0;
 
-  std::byte* At(int64_t head, int64_t row) const {
-    return data + (head * rows + row) * row_bytes;
-  }
+  std::byte* At(int64_t head, int64_t row) const { return data + (head * rows + row) * row_bytes; }
 };
 
 // `count` rows from one place to another, each with its stride.
@@ -220,10 +218,10 @@ Result<OrtDecoder::Logits> OrtDecoder::ReadLogits(int64_t count) const {
                         contents->type == OrtElementType::kFloat16 ||
                         contents->type == OrtElementType::kBFloat16;
   if (!fits || !floating) {
-    return InvalidInput("output \"{}\" has the shape {} and element type {}; expected [1, {} or 1, "
-                        "{}] of float32, float16 or bfloat16",
-                        model_.logits, ShapeText(dims), static_cast<int>(contents->type), count,
-                        model_.vocab_size);
+    return InvalidInput(
+        "output \"{}\" has the shape {} and element type {}; expected [1, {} or 1, "
+        "{}] of float32, float16 or bfloat16",
+        model_.logits, ShapeText(dims), static_cast<int>(contents->type), count, model_.vocab_size);
   }
   return Logits{contents->data, contents->type, rows};
 }

@@ -96,7 +96,8 @@ Result<std::unique_ptr<OrtGraph>> OrtGraph::Load(std::shared_ptr<const OrtLibrar
 Status OrtGraph::Open(const std::filesystem::path& path, int threads) {
   const OrtCalls& calls = library_->calls();
   OrtSessionOptions* options = nullptr;
-  if (Status s = library_->Take(calls.create_session_options(&options), "making options"); !s.ok()) {
+  if (Status s = library_->Take(calls.create_session_options(&options), "making options");
+      !s.ok()) {
     return s;
   }
   const std::unique_ptr<OrtSessionOptions, decltype(calls.release_session_options)> owned(
@@ -104,13 +105,13 @@ Status OrtGraph::Open(const std::filesystem::path& path, int threads) {
   // Every step has a new total length, so a memory pattern kept per shape would only pile up.
   // Waiting threads sleep: between steps the threads of granule's own pool and of other programs
   // want the cores.
-  if (Status s = TakeAll(*library_,
-                         {calls.set_intra_op_threads(options, threads),
-                          calls.set_inter_op_threads(options, 1),
-                          calls.set_optimization(options, OrtOptimization::kAll),
-                          calls.disable_mem_pattern(options),
-                          calls.add_config_entry(options, "session.intra_op.allow_spinning", "0")},
-                         "setting options");
+  if (Status s = TakeAll(
+          *library_,
+          {calls.set_intra_op_threads(options, threads), calls.set_inter_op_threads(options, 1),
+           calls.set_optimization(options, OrtOptimization::kAll),
+           calls.disable_mem_pattern(options),
+           calls.add_config_entry(options, "session.intra_op.allow_spinning", "0")},
+          "setting options");
       !s.ok()) {
     return s;
   }
@@ -119,9 +120,9 @@ Status OrtGraph::Open(const std::filesystem::path& path, int threads) {
       !s.ok()) {
     return s;
   }
-  return library_->Take(calls.create_cpu_memory_info(OrtAllocatorType::kDevice,
-                                                     OrtMemoryType::kDefault, &memory_),
-                        "describing host memory");
+  return library_->Take(
+      calls.create_cpu_memory_info(OrtAllocatorType::kDevice, OrtMemoryType::kDefault, &memory_),
+      "describing host memory");
 }
 
 Status OrtGraph::ReadPorts() {
@@ -129,8 +130,7 @@ Status OrtGraph::ReadPorts() {
   size_t inputs = 0;
   size_t outputs = 0;
   if (Status s = TakeAll(
-          *library_,
-          {calls.input_count(session_, &inputs), calls.output_count(session_, &outputs)},
+          *library_, {calls.input_count(session_, &inputs), calls.output_count(session_, &outputs)},
           "counting the model's inputs and outputs");
       !s.ok()) {
     return s;
@@ -218,11 +218,11 @@ Status OrtGraph::Run(std::span<const Feed> inputs, std::span<Feed> outputs,
     ours[alias.output] = true;
   }
   const OrtCalls& calls = library_->calls();
-  const Status status = library_->Take(
-      calls.run(session_, /*options=*/nullptr, input_names.data(), input_values.data(),
-                input_values.size(), output_names.data(), output_values.size(),
-                output_values.data()),
-      "running the model");
+  const Status status =
+      library_->Take(calls.run(session_, /*options=*/nullptr, input_names.data(),
+                               input_values.data(), input_values.size(), output_names.data(),
+                               output_values.size(), output_values.data()),
+                     "running the model");
   for (size_t i = 0; i < outputs.size(); ++i) {
     // After an error the library has released what it allocated.
     if (!status.ok() || ours[i] || outputs[i].tensor.get() != nullptr) continue;

@@ -30,16 +30,12 @@ OrtElementType OrtTypeOf(DType type);
 class OrtTensor {
  public:
   OrtTensor() = default;
-  OrtTensor(const OrtCalls& calls, OrtValue* value) : value_(value, Release{calls.release_value}) {}
+  OrtTensor(const OrtCalls& calls, OrtValue* value) : value_(value, calls.release_value) {}
 
   OrtValue* get() const { return value_.get(); }
 
  private:
-  struct Release {
-    void (*release)(OrtValue*) noexcept = nullptr;
-    void operator()(OrtValue* value) const { release(value); }
-  };
-  std::unique_ptr<OrtValue, Release> value_;
+  std::unique_ptr<OrtValue, void (*)(OrtValue*)> value_{nullptr, nullptr};
 };
 
 // What a tensor holds.

@@ -83,8 +83,7 @@ const OrtApiBase* LoadBase(const std::string& path, std::string& why) {
     why = text != nullptr ? text : "the loader gives no reason";
     return nullptr;
   }
-  const auto get_base =
-      reinterpret_cast<OrtGetApiBaseFunction>(dlsym(library, "OrtGetApiBase"));
+  const auto get_base = reinterpret_cast<OrtGetApiBaseFunction>(dlsym(library, "OrtGetApiBase"));
   const OrtApiBase* base = get_base != nullptr ? get_base() : nullptr;
   if (base == nullptr) why = path + ": not ONNX Runtime (it has no OrtGetApiBase)";
   return base;
@@ -194,9 +193,10 @@ Result<std::shared_ptr<const OrtLibrary>> OrtLibrary::FromBase(const OrtApiBase&
   library->calls_ = ReadOrtTable(table);
   library->version_ = version;
   library->path_ = std::move(path);
-  if (Status s = library->Take(library->calls_.create_env_with_logger(
-                                   DropLog, nullptr, OrtSeverity::kFatal, "granule", &library->env_),
-                               "making the environment");
+  if (Status s =
+          library->Take(library->calls_.create_env_with_logger(
+                            DropLog, nullptr, OrtSeverity::kFatal, "granule", &library->env_),
+                        "making the environment");
       !s.ok()) {
     return s;
   }

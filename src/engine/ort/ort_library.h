@@ -49,7 +49,8 @@ class OrtLibrary {
   const std::string& path() const { return path_; }        // as the loader was given it
 
   // The status as ours, released: "WHAT failed in ONNX Runtime 1.32.0: message". Null is success.
-  // What the library says about memory is kExhausted, everything else about the model kInvalidInput.
+  // What the library says about memory is kExhausted, everything else about the model
+  // kInvalidInput.
   Status Take(OrtStatus* status, std::string_view what) const;
 
  private:

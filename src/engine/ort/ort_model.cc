@@ -62,13 +62,12 @@ Status ReadPorts(const package::Package& package, OrtModel& model) {
   if (Status s = ReadNumbers(graph, model.input_ids, &model.input_ids_type, &rows); !s.ok()) {
     return s;
   }
-  if (Status s = ReadNumbers(graph, model.attention_mask, &model.attention_mask_type,
-                             &model.fixed_mask);
+  if (Status s =
+          ReadNumbers(graph, model.attention_mask, &model.attention_mask_type, &model.fixed_mask);
       !s.ok()) {
     return s;
   }
-  if (Status s =
-          ReadNumbers(graph, model.position_ids, &model.position_ids_type, &position_rows);
+  if (Status s = ReadNumbers(graph, model.position_ids, &model.position_ids_type, &position_rows);
       !s.ok()) {
     return s;
   }
@@ -105,6 +104,12 @@ int64_t OrtModel::fixed_tokens() const {
 
 Result<std::unique_ptr<OrtModel>> OrtModel::Load(const OrtPlaces& places,
                                                  const package::Package& package, int threads) {
+  if (package.model.files.empty()) {
+    return Error(Code::kUsage,
+                 "{}: ONNX Runtime loads a model from a file, and this one was made in memory: "
+                 "write it with `granule synth` first",
+                 package.name);
+  }
   auto library = OrtLibrary::Open(places);
   if (!library.ok()) return library.status();
   const std::filesystem::path& path = package.model.files.front()->path();

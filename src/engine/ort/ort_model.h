@@ -34,8 +34,8 @@ enum class OrtKvMode { kShared, kCopied };
 
 // Const after Load.
 struct OrtModel {
-  // kUnavailable without the library; kInvalidInput for a model that ONNX Runtime refuses or whose
-  // ports are of a form that steps cannot feed (each by name).
+  // kUsage for a model that is no file; kUnavailable without the library; kInvalidInput for a model
+  // that ONNX Runtime refuses or whose ports are of a form that steps cannot feed (each by name).
   static Result<std::unique_ptr<OrtModel>> Load(const OrtPlaces& places,
                                                 const package::Package& package, int threads);
 
@@ -50,10 +50,10 @@ struct OrtModel {
   OrtKvMode kv_mode = OrtKvMode::kCopied;
   std::string kv_reason;  // why this mode: a sentence without a full stop
   // Sizes that the graph fixes; -1 where it leaves them open.
-  int64_t fixed_capacity = -1;  // of past
-  int64_t fixed_mask = -1;      // width of attention_mask
-  bool one_row = false;         // runs take one token
-  bool last_row_logits = false; // logits are [1, 1, V], of the last token of a run
+  int64_t fixed_capacity = -1;   // of past
+  int64_t fixed_mask = -1;       // width of attention_mask
+  bool one_row = false;          // runs take one token
+  bool last_row_logits = false;  // logits are [1, 1, V], of the last token of a run
 
   // Tokens that fit the sizes above, or -1 for no such limit.
   int64_t fixed_tokens() const;

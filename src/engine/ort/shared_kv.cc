@@ -69,8 +69,7 @@ Placement Place(const OrtModel& model, int64_t page) {
     if (model.fixed_capacity >= 0) slots = model.fixed_capacity;
     for (int i = 0; i < 2; ++i) {
       placement.bindings.push_back({placement.bytes, port.geometry.kv_heads, slots * row, row});
-      placement.bytes +=
-          static_cast<size_t>(RoundUp(port.geometry.kv_heads * slots * row, page));
+      placement.bytes += static_cast<size_t>(RoundUp(port.geometry.kv_heads * slots * row, page));
     }
   }
   return placement;
@@ -150,8 +149,7 @@ Result<std::string> WhyLibraryCannotShareKv(const OrtModel& model) {
   for (int64_t live = 0; live < kProbeTokens;) {
     // A prompt and a decode step; models that take one token at a time, four of these.
     const int64_t count = model.one_row || live > 0 ? 1 : kPromptTokens;
-    const auto logits =
-        decoder.Run(views, live, std::span(ids).first(static_cast<size_t>(count)));
+    const auto logits = decoder.Run(views, live, std::span(ids).first(static_cast<size_t>(count)));
     if (!logits.ok()) return logits.status();
     live += count;
   }

@@ -1,5 +1,5 @@
-// How attention is dealt to threads. What is computed per query row and KV block, and how blocks merge, is in
-// attention-inl.h and does not depend on it.
+// How attention is dealt to threads. What is computed per query row and KV block, and how blocks
+// merge, is in attention-inl.h and does not depend on it.
 #include "kernels/attention.h"
 
 #include <algorithm>
@@ -32,10 +32,13 @@ struct Sizes {
         padded_dim(RoundUp<int64_t>(shape.head_dim, kStrip)) {}
 
   // Floats of one partial result: acc, and max and sum, of `rows` query rows.
-  int64_t PartialFloats(int64_t rows) const { return rows * padded_dim + 2 * RoundUp<int64_t>(rows, 16); }
+  int64_t PartialFloats(int64_t rows) const {
+    return rows * padded_dim + 2 * RoundUp<int64_t>(rows, 16);
+  }
 };
 
-// Partial results that the workspace holds: enough for every thread to take several blocks before a merge.
+// Partial results that the workspace holds: enough for every thread to take several blocks before a
+// merge.
 constexpr int64_t kPartialsPerThread = 8;
 constexpr int64_t kPartialBytesPerThread = 128 << 10;
 
@@ -94,7 +97,7 @@ class AttentionRun {
 
   void Run() {
     const int64_t tasks = tile_count_ * args_.shape.kv_heads;
-    if (tasks < 4 * threads_ && threads_ > 1 && most_blocks_ > 1 && !IsSmall()) {
+    if (tasks < 4 * threads_ && most_blocks_ > 1 && !IsSmall()) {
       RunSplit(tasks);
       return;
     }
@@ -148,7 +151,9 @@ class AttentionRun {
     job.ldo = args_.ldo;
     return job;
   }
-  static int64_t BlocksOf(const AttendJob& job) { return CeilDiv(job.places[job.tokens - 1].slot + 1, kKvBlock); }
+  static int64_t BlocksOf(const AttendJob& job) {
+    return CeilDiv(job.places[job.tokens - 1].slot + 1, kKvBlock);
+  }
 
   void RunTask(const AttendJob& job, const AttendScratch& s) const {
     const CpuTable& table = *context_.table;
@@ -164,12 +169,13 @@ class AttentionRun {
     table.attend_end(job, s.sum, s.acc);
   }
 
-  // Few tasks over many slots: waves of blocks are computed side by side into the workspace, then merged in order. Slot 0 of
-  // a task's partials holds what is merged so far.
+  // Few tasks over many slots: waves of blocks are computed side by side into the workspace, then
+  // merged in order. Slot 0 of a task's partials holds what is merged so far.
   void RunSplit(int64_t tasks) const {
     const CpuTable& table = *context_.table;
     int64_t most_rows = 0;
-    for (int64_t t = 0; t < tile_count_; ++t) most_rows = std::max(most_rows, tiles_[t].tokens * sizes_.group);
+    for (int64_t t = 0; t < tile_count_; ++t)
+      most_rows = std::max(most_rows, tiles_[t].tokens * sizes_.group);
     const int64_t entry = RoundUp<int64_t>(sizes_.PartialFloats(most_rows), 16);
     const int64_t entries = PartialFloatsOfWorkspace(sizes_, threads_) / entry;
     const int64_t wave = entries / tasks - 1;  // >= 1: entries >= 8 * threads, tasks < 4 * threads
@@ -187,7 +193,8 @@ class AttentionRun {
       context_.pool->Run(tasks * width, 1, [&](int64_t begin, int64_t end, int thread) {
         const AttendScratch scratch = ScratchOf(thread);
         for (int64_t item = begin; item < end; ++item) {
-          const int64_t task = item / width, i = item % width;
+          const int64_t task = item % tasks,
+                        i = item / tasks;  // neighbours read neighbouring memory
           const AttendJob job = JobOf(task);
           if (first + i >= BlocksOf(job)) continue;
           const Partial to = partial_of(task, i + 1);
@@ -202,7 +209,8 @@ class AttentionRun {
           const int64_t last = std::min(first + width, BlocksOf(job));
           for (int64_t block = first; block < last; ++block) {
             const Partial from = partial_of(task, block - first + 1);
-            table.attend_merge(job, block, from.max, from.sum, from.acc, merged.max, merged.sum, merged.acc);
+            table.attend_merge(job, block, from.max, from.sum, from.acc, merged.max, merged.sum,
+                               merged.acc);
           }
           if (last == BlocksOf(job)) table.attend_end(job, merged.sum, merged.acc);
         }

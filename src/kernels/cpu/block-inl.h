@@ -1,9 +1,10 @@
-// The register-blocked product that everything dense runs on: matrix products over panels, scores and value sums.
+// The register-blocked product that everything dense runs on: matrix products over panels, scores
+// and value sums.
 //
 //   c[r, n] (+)= sum over k ascending of a[r, k] * b[k, n]
 //
-// One multiply-add chain per output. Row count and tile count only choose how many chains run side by side, and a chain may
-// be cut anywhere and continued from c: the bits are the same.
+// One multiply-add chain per output. Row count and tile count only choose how many chains run side
+// by side, and a chain may be cut anywhere and continued from c: the bits are the same.
 namespace granule::kernels::GRANULE_LEVEL {
 
 struct BlockArgs {
@@ -24,22 +25,22 @@ __attribute__((noinline)) void Block(const BlockArgs& args) {
   float* c = args.c;
   const int64_t lda = args.lda, ldb = args.ldb, ldc = args.ldc;
   F acc[kRows][kTiles];
-  Unroll<kRows>([&](auto r) __attribute__((always_inline)) {
-    Unroll<kTiles>([&](auto t) __attribute__((always_inline)) {
+  Unroll<kRows>([&](auto r) GRANULE_LAMBDA {
+    Unroll<kTiles>([&](auto t) GRANULE_LAMBDA {
       acc[r][t] = args.first ? Zero() : Load(c + r * ldc + t * kTile);
     });
   });
   for (int64_t k = 0; k < args.k; ++k) {
     F w[kTiles];
-    Unroll<kTiles>([&](auto t) __attribute__((always_inline)) { w[t] = Load(b + t * kTile); });
-    Unroll<kRows>([&](auto r) __attribute__((always_inline)) {
+    Unroll<kTiles>([&](auto t) GRANULE_LAMBDA { w[t] = Load(b + t * kTile); });
+    Unroll<kRows>([&](auto r) GRANULE_LAMBDA {
       const F x = Set(a[r * lda + k]);
-      Unroll<kTiles>([&](auto t) __attribute__((always_inline)) { acc[r][t] = MulAdd(w[t], x, acc[r][t]); });
+      Unroll<kTiles>([&](auto t) GRANULE_LAMBDA { acc[r][t] = MulAdd(w[t], x, acc[r][t]); });
     });
     b += ldb;
   }
-  Unroll<kRows>([&](auto r) __attribute__((always_inline)) {
-    Unroll<kTiles>([&](auto t) __attribute__((always_inline)) { Store(acc[r][t], c + r * ldc + t * kTile); });
+  Unroll<kRows>([&](auto r) GRANULE_LAMBDA {
+    Unroll<kTiles>([&](auto t) GRANULE_LAMBDA { Store(acc[r][t], c + r * ldc + t * kTile); });
   });
 }
 

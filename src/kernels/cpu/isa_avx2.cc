@@ -1,4 +1,5 @@
-// The avx2 level. CMake compiles this file, and only this one, with the level's instruction-set flags.
+// The avx2 level. CMake compiles this file, and only this one, with the level's instruction-set
+// flags.
 #include "kernels/cpu/table.h"
 #include "kernels/cpu/vec_avx2-inl.h"
 

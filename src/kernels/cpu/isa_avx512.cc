@@ -1,4 +1,5 @@
-// The avx512 level. CMake compiles this file, and only this one, with the level's instruction-set flags.
+// The avx512 level. CMake compiles this file, and only this one, with the level's instruction-set
+// flags.
 #if defined(__GNUC__) && !defined(__clang__)
 // g++ 12's own header reads an "undefined" vector in its plain forms (GCC bug 105593).
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"

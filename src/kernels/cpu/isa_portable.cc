@@ -1,4 +1,5 @@
-// The portable level. CMake compiles this file, and only this one, with the level's instruction-set flags.
+// The portable level. CMake compiles this file, and only this one, with the level's instruction-set
+// flags.
 #include "kernels/cpu/table.h"
 #include "kernels/cpu/vec_portable-inl.h"
 

@@ -1,8 +1,8 @@
 // The table of one level. Included last by isa_*.cc, after the level's vec file.
 #include "kernels/cpu/unroll-inl.h"
 // in this order
-#include "kernels/cpu/math-inl.h"
 #include "kernels/cpu/block-inl.h"
+#include "kernels/cpu/math-inl.h"
 // each builds on the ones above
 #include "kernels/cpu/attention-inl.h"
 #include "kernels/cpu/matmul-inl.h"

@@ -1,4 +1,5 @@
-// Reductions and transcendental functions in 16 virtual lanes, the same operations in the same order on every level.
+// Reductions and transcendental functions in 16 virtual lanes, the same operations in the same
+// order on every level.
 namespace granule::kernels::GRANULE_LEVEL {
 
 // The fixed tree: lane i meets lane i + 8, then i + 4, i + 2, i + 1.
@@ -21,15 +22,16 @@ GRANULE_INLINE float ReduceMax(F x) {
 }
 
 // e^x within 2 ulp where the result is normal; 0 below -103.97, infinity above 88.73, NaN stays.
-// x = n ln 2 + r with |r| <= ln 2 / 2, e^r = 1 + r + r^2 p(r): p is a least-squares fit of degree 5 on Chebyshev nodes, relative
-// error 5e-9. 2^n comes in two factors, so that subnormal results are rounded and not lost.
+// x = n ln 2 + r with |r| <= ln 2 / 2, e^r = 1 + r + r^2 p(r): p is a least-squares fit of degree 5
+// on Chebyshev nodes, relative error 5e-9. 2^n comes in two factors, so that subnormal results are
+// rounded and not lost.
 GRANULE_INLINE F Exp(F x) {
   constexpr float kLowest = -104.0f, kHighest = 89.0f;
   constexpr float kRoundToInteger = 12582912.0f;  // 1.5 * 2^23
   x = Min(Set(kHighest), Max(Set(kLowest), x));   // this order keeps NaN
   const F shifted = MulAdd(x, Set(0x1.715476p+0f), Set(kRoundToInteger));
   const F n = Sub(shifted, Set(kRoundToInteger));
-  F r = NegMulAdd(n, Set(0x1.62e4p-1f), x);          // ln 2 = high part of 16 bits: n times it is exact
+  F r = NegMulAdd(n, Set(0x1.62e4p-1f), x);  // ln 2 = high part of 16 bits: n times it is exact
   r = NegMulAdd(n, Set(0x1.7f7d1cp-20f), r);
   F p = Set(0x1.a1520cp-13f);
   p = MulAdd(p, r, Set(0x1.6d43b4p-10f));
@@ -93,6 +95,17 @@ GRANULE_INLINE F WidenFirst(DType type, const std::byte* p, int n) {
   uint16_t lanes[16] = {};
   for (int i = 0; i < n; ++i) lanes[i] = q[i];
   return type == DType::kF16 ? LoadF16(lanes) : LoadBF16(lanes);
+}
+// 16 elements of a float type that is known when compiling.
+template <DType kType>
+GRANULE_INLINE F Widen(const std::byte* p) {
+  if constexpr (kType == DType::kF32) {
+    return Load(reinterpret_cast<const float*>(p));
+  } else if constexpr (kType == DType::kF16) {
+    return LoadF16(reinterpret_cast<const uint16_t*>(p));
+  } else {
+    return LoadBF16(reinterpret_cast<const uint16_t*>(p));
+  }
 }
 // Rounds n lanes to a float type in memory.
 GRANULE_INLINE void NarrowFirst(DType type, F x, std::byte* p, int n) {

@@ -33,7 +33,9 @@ class QuantizedSource {
         zero_row_bytes_(CeilDiv(blocks_ * w.bits, int64_t{8})) {}
 
   int64_t blocks() const { return blocks_; }
-  const uint8_t* Codes(int64_t n, int64_t k) const { return w_.q + n * row_bytes_ + k * w_.bits / 8; }
+  const uint8_t* Codes(int64_t n, int64_t k) const {
+    return w_.q + n * row_bytes_ + k * w_.bits / 8;
+  }
   float Scale(int64_t n, int64_t block) const {
     return LoadFloat(w_.scales, w_.scales_type, n * blocks_ + block);
   }
@@ -55,7 +57,8 @@ class QuantizedSource {
     if (w_.scales_type == DType::kF16) return true;
     for (int64_t i = 0; i < w_.n * blocks_; ++i) {
       const float s = LoadFloat(w_.scales, w_.scales_type, i);
-      if (std::bit_cast<uint32_t>(F16ToF32(F32ToF16(s))) != std::bit_cast<uint32_t>(s)) return false;
+      if (std::bit_cast<uint32_t>(F16ToF32(F32ToF16(s))) != std::bit_cast<uint32_t>(s))
+        return false;
     }
     return true;
   }
@@ -64,7 +67,8 @@ class QuantizedSource {
     *zero_point = w_.n == 0 || blocks_ == 0 ? 0.0f : ZeroPoint(0, 0);
     if (w_.zero_points_kind == QuantizedWeights::ZeroPoints::kDefault) return true;
     // Larger ones would not be exact in 2^23 + zero point (vec_avx2-inl.h).
-    if (!(std::fabs(*zero_point) <= 1024.0f) || *zero_point != std::nearbyintf(*zero_point)) return false;
+    if (!(std::fabs(*zero_point) <= 1024.0f) || *zero_point != std::nearbyintf(*zero_point))
+      return false;
     for (int64_t n = 0; n < w_.n; ++n) {
       for (int64_t b = 0; b < blocks_; ++b) {
         if (ZeroPoint(n, b) != *zero_point) return false;
@@ -94,8 +98,8 @@ Status Allocate(const Context& context, PackedMatrix::Data& data, int64_t bytes)
   data.bytes = static_cast<uint64_t>(bytes);
   data.memory = context.weights->Take(data.bytes);
   if (data.memory.data == nullptr) {
-    return Error(Code::kExhausted, "No memory for {} of packed weights ([{}, {}]).", FormatBytes(data.bytes),
-                 data.view.n, data.view.k);
+    return Error(Code::kExhausted, "No memory for {} of packed weights ([{}, {}]).",
+                 FormatBytes(data.bytes), data.view.n, data.view.k);
   }
   data.view.data = data.memory.data;
   return {};
@@ -147,7 +151,8 @@ uint64_t PackedMatrix::bytes() const { return data_->bytes; }
 Result<std::shared_ptr<const PackedMatrix>> PackedMatrix::Pack(const Context& context,
                                                                const QuantizedWeights& weights) {
   GRANULE_CHECK(weights.bits == 4 || weights.bits == 8);
-  GRANULE_CHECK(weights.block_size >= 16 && std::has_single_bit(static_cast<uint64_t>(weights.block_size)));
+  GRANULE_CHECK(weights.block_size >= 16 &&
+                std::has_single_bit(static_cast<uint64_t>(weights.block_size)));
   const QuantizedSource source(weights);
   std::shared_ptr<PackedMatrix> matrix(new (std::nothrow) PackedMatrix);
   if (matrix == nullptr) return Error(Code::kExhausted, "No memory for a packed matrix.");
@@ -174,7 +179,8 @@ Result<std::shared_ptr<const PackedMatrix>> PackedMatrix::Pack(const Context& co
   std::byte* base = matrix->data_->memory.data;
   context.pool->Run(pairs, 1, [&](int64_t begin, int64_t end, int) {
     // Lanes beyond n weigh nothing.
-    std::memset(base + begin * view.strip_bytes, 0, static_cast<size_t>((end - begin) * view.strip_bytes));
+    std::memset(base + begin * view.strip_bytes, 0,
+                static_cast<size_t>((end - begin) * view.strip_bytes));
     for (int64_t strip = 2 * begin; strip < std::min(2 * end, view.strips); ++strip) {
       for (int64_t b = 0; b < blocks; ++b) {
         PackRecord(source, view, strip, b, base + RecordOffset(view, strip, b));
@@ -184,7 +190,8 @@ Result<std::shared_ptr<const PackedMatrix>> PackedMatrix::Pack(const Context& co
   return std::shared_ptr<const PackedMatrix>(std::move(matrix));
 }
 
-Result<std::shared_ptr<const PackedMatrix>> PackedMatrix::Pack(const Context& context, const DenseWeights& weights) {
+Result<std::shared_ptr<const PackedMatrix>> PackedMatrix::Pack(const Context& context,
+                                                               const DenseWeights& weights) {
   GRANULE_CHECK(IsFloat(weights.dtype));
   std::shared_ptr<PackedMatrix> matrix(new (std::nothrow) PackedMatrix);
   if (matrix == nullptr) return Error(Code::kExhausted, "No memory for a packed matrix.");
@@ -198,7 +205,8 @@ Result<std::shared_ptr<const PackedMatrix>> PackedMatrix::Pack(const Context& co
   view.kind = weights.dtype == DType::kF32   ? WeightKind::kF32
               : weights.dtype == DType::kF16 ? WeightKind::kF16
                                              : WeightKind::kBF16;
-  if (Status s = Allocate(context, *matrix->data_, view.strips * view.strip_bytes); !s.ok()) return s;
+  if (Status s = Allocate(context, *matrix->data_, view.strips * view.strip_bytes); !s.ok())
+    return s;
 
   std::byte* base = matrix->data_->memory.data;
   const auto* source = static_cast<const std::byte*>(weights.data);
@@ -210,7 +218,8 @@ Result<std::shared_ptr<const PackedMatrix>> PackedMatrix::Pack(const Context& co
       if (lanes < kStrip) std::memset(out, 0, static_cast<size_t>(view.strip_bytes));
       for (int64_t k = 0; k < view.k; ++k, out += kStrip * element) {
         if (!weights.transposed) {
-          std::memcpy(out, source + (k * view.n + first_n) * element, static_cast<size_t>(lanes * element));
+          std::memcpy(out, source + (k * view.n + first_n) * element,
+                      static_cast<size_t>(lanes * element));
           continue;
         }
         for (int64_t lane = 0; lane < lanes; ++lane) {
@@ -254,10 +263,12 @@ void PackedMatrix::DequantizeRow(int64_t n, float* out) const {
     if (view.has_mins) std::memcpy(&min, record + ScaleBytes(view) + 4 * lane, 4);
 
     const int64_t group_k = GroupK(view);
-    const auto* codes = reinterpret_cast<const uint8_t*>(record + HeaderBytes(view) +
-                                                         in_block / group_k * kGroupBytes + 4 * lane);
+    const auto* codes = reinterpret_cast<const uint8_t*>(
+        record + HeaderBytes(view) + in_block / group_k * kGroupBytes + 4 * lane);
     const int64_t j = in_block % group_k;
-    const int q = view.kind == WeightKind::kQ8 ? codes[j] : j < 4 ? codes[j] & 15 : codes[j - 4] >> 4;
+    const int q = view.kind == WeightKind::kQ8 ? codes[j]
+                  : j < 4                      ? codes[j] & 15
+                                               : codes[j - 4] >> 4;
     const auto code = static_cast<float>(q);
     out[k] = view.has_mins ? std::fma(code, scale, min) : (code - view.zero_point) * scale;
   }

@@ -1,5 +1,6 @@
-// A loop over compile-time indices that is unrolled before the optimiser sees it, so that arrays of virtual registers
-// indexed by it become registers at every optimisation level and with every compiler.
+// A loop over compile-time indices that is unrolled before the optimiser sees it, so that arrays of
+// virtual registers indexed by it become registers at every optimisation level and with every
+// compiler.
 namespace granule::kernels::GRANULE_LEVEL {
 
 template <int kValue>

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#define GRANULE_INLINE inline __attribute__((always_inline))
+#include "kernels/cpu/force_inline.h"
 
 namespace granule::kernels::avx2 {
 
@@ -101,8 +101,9 @@ GRANULE_INLINE F LoadF16(const uint16_t* p) {
 }
 GRANULE_INLINE F LoadBF16(const uint16_t* p) {
   const auto* q = reinterpret_cast<const __m128i*>(p);
-  return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(q)), 16)),
-          _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(q + 1)), 16))};
+  return {
+      _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(q)), 16)),
+      _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(q + 1)), 16))};
 }
 GRANULE_INLINE void StoreF16(F x, uint16_t* p) {
   auto* q = reinterpret_cast<__m128i*>(p);
@@ -113,10 +114,12 @@ GRANULE_INLINE void StoreF16(F x, uint16_t* p) {
 // Codes become the low mantissa of 2^23, so one subtraction makes code - zero point, exactly.
 struct Nibbles {
   __m256 bias;
-  GRANULE_INLINE explicit Nibbles(float zero_point) : bias(_mm256_set1_ps(8388608.0f + zero_point)) {}
+  GRANULE_INLINE explicit Nibbles(float zero_point)
+      : bias(_mm256_set1_ps(8388608.0f + zero_point)) {}
   template <int kShift>
   GRANULE_INLINE __m256 Half(__m256i codes) const {
-    const __m256i nibble = _mm256_and_si256(_mm256_srli_epi32(codes, kShift), _mm256_set1_epi32(15));
+    const __m256i nibble =
+        _mm256_and_si256(_mm256_srli_epi32(codes, kShift), _mm256_set1_epi32(15));
     const __m256i lifted = _mm256_or_si256(nibble, _mm256_set1_epi32(0x4b000000));
     return _mm256_sub_ps(_mm256_castsi256_ps(lifted), bias);
   }
@@ -130,7 +133,8 @@ struct Bytes {
   GRANULE_INLINE explicit Bytes(float zero_point) : bias(_mm256_set1_ps(8388608.0f + zero_point)) {}
   template <int kIndex>
   GRANULE_INLINE __m256 Half(__m256i codes) const {
-    const __m256i byte = _mm256_and_si256(_mm256_srli_epi32(codes, 8 * kIndex), _mm256_set1_epi32(255));
+    const __m256i byte =
+        _mm256_and_si256(_mm256_srli_epi32(codes, 8 * kIndex), _mm256_set1_epi32(255));
     const __m256i lifted = _mm256_or_si256(byte, _mm256_set1_epi32(0x4b000000));
     return _mm256_sub_ps(_mm256_castsi256_ps(lifted), bias);
   }

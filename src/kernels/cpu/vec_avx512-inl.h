@@ -1,12 +1,12 @@
-// 16 virtual lanes on AVX-512: one zmm register. The three vec_*-inl.h files offer the same names; what each one means
-// is said in vec_portable-inl.h.
+// 16 virtual lanes on AVX-512: one zmm register. The three vec_*-inl.h files offer the same names;
+// what each one means is said in vec_portable-inl.h.
 #pragma once
 
 #include <immintrin.h>
 
 #include <cstdint>
 
-#define GRANULE_INLINE inline __attribute__((always_inline))
+#include "kernels/cpu/force_inline.h"
 
 namespace granule::kernels::avx512 {
 
@@ -17,7 +17,8 @@ struct I {
   __m512i v;
 };
 
-// Rows of a register block of a matrix product, for one and for two tiles of 16 outputs (matmul-inl.h).
+// Rows of a register block of a matrix product, for one and for two tiles of 16 outputs
+// (matmul-inl.h).
 inline constexpr int kRowsOneTile = 12;
 inline constexpr int kRowsTwoTiles = 12;
 // Strips that a Gemv of one or two rows walks at once, to have enough chains in flight.
@@ -30,9 +31,13 @@ GRANULE_INLINE __mmask16 FirstMask(int n) {
 GRANULE_INLINE F Zero() { return {_mm512_setzero_ps()}; }
 GRANULE_INLINE F Set(float x) { return {_mm512_set1_ps(x)}; }
 GRANULE_INLINE F Load(const float* p) { return {_mm512_loadu_ps(p)}; }
-GRANULE_INLINE F LoadFirst(const float* p, int n) { return {_mm512_maskz_loadu_ps(FirstMask(n), p)}; }
+GRANULE_INLINE F LoadFirst(const float* p, int n) {
+  return {_mm512_maskz_loadu_ps(FirstMask(n), p)};
+}
 GRANULE_INLINE void Store(F x, float* p) { _mm512_storeu_ps(p, x.v); }
-GRANULE_INLINE void StoreFirst(F x, float* p, int n) { _mm512_mask_storeu_ps(p, FirstMask(n), x.v); }
+GRANULE_INLINE void StoreFirst(F x, float* p, int n) {
+  _mm512_mask_storeu_ps(p, FirstMask(n), x.v);
+}
 
 GRANULE_INLINE F Add(F x, F y) { return {_mm512_add_ps(x.v, y.v)}; }
 GRANULE_INLINE F Sub(F x, F y) { return {_mm512_sub_ps(x.v, y.v)}; }
@@ -45,13 +50,13 @@ GRANULE_INLINE F Dequantize(F q, F scale, F min, bool) { return MulAdd(q, scale,
 GRANULE_INLINE F Max(F x, F y) { return {_mm512_max_ps(x.v, y.v)}; }
 GRANULE_INLINE F Min(F x, F y) { return {_mm512_min_ps(x.v, y.v)}; }
 
-GRANULE_INLINE F SelectFirst(F x, F y, int n) { return {_mm512_mask_blend_ps(FirstMask(n), y.v, x.v)}; }
+GRANULE_INLINE F SelectFirst(F x, F y, int n) {
+  return {_mm512_mask_blend_ps(FirstMask(n), y.v, x.v)};
+}
 GRANULE_INLINE F SelectLess(F a, F b, F yes, F no) {
   return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), no.v, yes.v)};
 }
-GRANULE_INLINE uint32_t EqualMask(F x, F y) {
-  return _mm512_cmp_ps_mask(x.v, y.v, _CMP_EQ_OQ);
-}
+GRANULE_INLINE uint32_t EqualMask(F x, F y) { return _mm512_cmp_ps_mask(x.v, y.v, _CMP_EQ_OQ); }
 
 GRANULE_INLINE I SetI(int32_t x) { return {_mm512_set1_epi32(x)}; }
 GRANULE_INLINE I LoadI(const void* p) { return {_mm512_loadu_si512(p)}; }
@@ -92,18 +97,21 @@ struct Nibbles {
   }
 };
 
-// The values of 16 eight-bit codes: the byte becomes the low mantissa of 2^23, so one subtraction makes the number.
+// The values of 16 eight-bit codes: the byte becomes the low mantissa of 2^23, so one subtraction
+// makes the number.
 struct Bytes {
   __m512 bias;
   GRANULE_INLINE explicit Bytes(float zero_point) : bias(_mm512_set1_ps(8388608.0f + zero_point)) {}
   template <int kIndex>
   GRANULE_INLINE F Get(I codes) const {
     const __m512i pick = _mm512_set1_epi32(kIndex);
-    const __m512i lifted = _mm512_mask_shuffle_epi8(_mm512_set1_epi32(0x4b000000), 0x1111111111111111ull,
-                                                    codes.v, _mm512_add_epi32(pick, LaneBytes()));
+    const __m512i lifted =
+        _mm512_mask_shuffle_epi8(_mm512_set1_epi32(0x4b000000), 0x1111111111111111ull, codes.v,
+                                 _mm512_add_epi32(pick, LaneBytes()));
     return {_mm512_sub_ps(_mm512_castsi512_ps(lifted), bias)};
   }
-  // Byte index of the first byte of each 32-bit lane inside its 128-bit part, as the low byte of the lane.
+  // Byte index of the first byte of each 32-bit lane inside its 128-bit part, as the low byte of
+  // the lane.
   static GRANULE_INLINE __m512i LaneBytes() { return _mm512_set4_epi32(12, 8, 4, 0); }
 };
 

@@ -1,15 +1,18 @@
-// 16 virtual lanes on plain x86-64 (SSE2): four xmm registers. Each vec_*-inl.h file offers these names to the kernels:
-//   F, I                 16 floats, 16 32-bit integers
-//   LoadFirst(p, n)      lanes below n from memory, the others zero; p[n] and beyond is not read
-//   StoreFirst(x, p, n)  writes the lanes below n only
-//   MulAdd(x, y, z)      x * y + z, NegMulAdd: z - x * y. One rounding on AVX2 and AVX-512, two here
-//   Dequantize(q, s, m, exact)  q * s + m with one rounding everywhere; exact says that q * s needs none
-//   Max, Min             return y where x or y is NaN
-//   SelectFirst(x, y, n) x in the lanes below n, y in the others
-//   Nibbles, Bytes       codes of packed weights to floats minus a zero point, exact
-//   kRowsOneTile, ...    register-block sizes
-// Why not Highway: Debian 12 has 1.0.3, which knows no SSE2 target (its baseline is one lane) and rounds fp16 by
-// truncation below AVX2; 16 virtual lanes would have been a layer above it in any case.
+// 16 virtual lanes on plain x86-64 (SSE2): four xmm registers. Each vec_*-inl.h file offers these
+// names to the kernels:
+//   F, I                  16 floats, 16 32-bit integers
+//   LoadFirst(p, n)       lanes below n from memory, the others zero; p[n] and on are not read
+//   StoreFirst(x, p, n)   writes the lanes below n only
+//   MulAdd(x, y, z)       x * y + z; NegMulAdd: z - x * y. One rounding, but two at this level
+//   Dequantize(q, s, m, exact)   q * s + m, one rounding; exact says that q * s needs none
+//   Max, Min              give y where x or y is NaN
+//   SelectFirst(x, y, n)  x in the lanes below n, y in the others
+//   Nibbles, Bytes        codes of packed weights to floats minus a zero point, exact
+//   kRowsOneTile, ...     register-block sizes
+//
+// Why not Highway: Debian 12 has 1.0.3, which knows no SSE2 target (its baseline is one lane) and
+// rounds fp16 by truncation below AVX2; 16 virtual lanes would have been a layer above it in any
+// case.
 #pragma once
 
 #include <emmintrin.h>
@@ -17,8 +20,7 @@
 #include <cstdint>
 
 #include "base/dtype.h"
-
-#define GRANULE_INLINE inline __attribute__((always_inline))
+#include "kernels/cpu/force_inline.h"
 
 namespace granule::kernels::portable {
 
@@ -105,7 +107,8 @@ GRANULE_INLINE __m128 Blend(__m128 mask, __m128 yes, __m128 no) {
   return _mm_or_ps(_mm_and_ps(mask, yes), _mm_andnot_ps(mask, no));
 }
 GRANULE_INLINE __m128 FirstMask(int n, int part) {
-  return _mm_castsi128_ps(_mm_cmpgt_epi32(_mm_set1_epi32(n - 4 * part), _mm_setr_epi32(0, 1, 2, 3)));
+  return _mm_castsi128_ps(
+      _mm_cmpgt_epi32(_mm_set1_epi32(n - 4 * part), _mm_setr_epi32(0, 1, 2, 3)));
 }
 GRANULE_INLINE F SelectFirst(F x, F y, int n) {
   return {{Blend(FirstMask(n, 0), x.v[0], y.v[0]), Blend(FirstMask(n, 1), x.v[1], y.v[1]),
@@ -131,25 +134,26 @@ GRANULE_INLINE I SetI(int32_t x) {
 }
 GRANULE_INLINE I LoadI(const void* p) {
   const auto* q = static_cast<const __m128i*>(p);
-  return {{_mm_loadu_si128(q), _mm_loadu_si128(q + 1), _mm_loadu_si128(q + 2), _mm_loadu_si128(q + 3)}};
+  return {
+      {_mm_loadu_si128(q), _mm_loadu_si128(q + 1), _mm_loadu_si128(q + 2), _mm_loadu_si128(q + 3)}};
 }
 GRANULE_INLINE I AddI(I x, I y) {
-  return {{_mm_add_epi32(x.v[0], y.v[0]), _mm_add_epi32(x.v[1], y.v[1]), _mm_add_epi32(x.v[2], y.v[2]),
-           _mm_add_epi32(x.v[3], y.v[3])}};
+  return {{_mm_add_epi32(x.v[0], y.v[0]), _mm_add_epi32(x.v[1], y.v[1]),
+           _mm_add_epi32(x.v[2], y.v[2]), _mm_add_epi32(x.v[3], y.v[3])}};
 }
 GRANULE_INLINE I SubI(I x, I y) {
-  return {{_mm_sub_epi32(x.v[0], y.v[0]), _mm_sub_epi32(x.v[1], y.v[1]), _mm_sub_epi32(x.v[2], y.v[2]),
-           _mm_sub_epi32(x.v[3], y.v[3])}};
+  return {{_mm_sub_epi32(x.v[0], y.v[0]), _mm_sub_epi32(x.v[1], y.v[1]),
+           _mm_sub_epi32(x.v[2], y.v[2]), _mm_sub_epi32(x.v[3], y.v[3])}};
 }
 template <int kBits>
 GRANULE_INLINE I ShiftLeft(I x) {
-  return {{_mm_slli_epi32(x.v[0], kBits), _mm_slli_epi32(x.v[1], kBits), _mm_slli_epi32(x.v[2], kBits),
-           _mm_slli_epi32(x.v[3], kBits)}};
+  return {{_mm_slli_epi32(x.v[0], kBits), _mm_slli_epi32(x.v[1], kBits),
+           _mm_slli_epi32(x.v[2], kBits), _mm_slli_epi32(x.v[3], kBits)}};
 }
 template <int kBits>
 GRANULE_INLINE I ShiftRightSigned(I x) {
-  return {{_mm_srai_epi32(x.v[0], kBits), _mm_srai_epi32(x.v[1], kBits), _mm_srai_epi32(x.v[2], kBits),
-           _mm_srai_epi32(x.v[3], kBits)}};
+  return {{_mm_srai_epi32(x.v[0], kBits), _mm_srai_epi32(x.v[1], kBits),
+           _mm_srai_epi32(x.v[2], kBits), _mm_srai_epi32(x.v[3], kBits)}};
 }
 GRANULE_INLINE I BitsOf(F x) {
   return {{_mm_castps_si128(x.v[0]), _mm_castps_si128(x.v[1]), _mm_castps_si128(x.v[2]),
@@ -169,8 +173,10 @@ GRANULE_INLINE F LoadBF16(const uint16_t* p) {
   const __m128i zero = _mm_setzero_si128();
   const __m128i a = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
   const __m128i b = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8));
-  return {{_mm_castsi128_ps(_mm_unpacklo_epi16(zero, a)), _mm_castsi128_ps(_mm_unpackhi_epi16(zero, a)),
-           _mm_castsi128_ps(_mm_unpacklo_epi16(zero, b)), _mm_castsi128_ps(_mm_unpackhi_epi16(zero, b))}};
+  return {{_mm_castsi128_ps(_mm_unpacklo_epi16(zero, a)),
+           _mm_castsi128_ps(_mm_unpackhi_epi16(zero, a)),
+           _mm_castsi128_ps(_mm_unpacklo_epi16(zero, b)),
+           _mm_castsi128_ps(_mm_unpackhi_epi16(zero, b))}};
 }
 GRANULE_INLINE void StoreF16(F x, uint16_t* p) {
   float lanes[16];

@@ -14,10 +14,11 @@ constexpr uint64_t kHugePage = uint64_t{2} << 20;
 // Address space of one mapping. Pages that no matrix reaches cost nothing.
 constexpr uint64_t kMapping = uint64_t{64} << 20;
 
-// `bytes` at a huge-page boundary; a matrix's last page may be huge too, so less than 2 MiB is wasted per mapping.
+// `bytes` at a huge-page boundary; a matrix's last page may be huge too, so less than 2 MiB is
+// wasted per mapping.
 std::shared_ptr<void> Map(uint64_t bytes, std::byte** data) {
   const uint64_t size = SaturatingAdd(bytes, kHugePage);
-  void* p = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* p = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (p == MAP_FAILED) return nullptr;
   const auto address = reinterpret_cast<uint64_t>(p);
   *data = reinterpret_cast<std::byte*>(RoundUp(address, kHugePage));

@@ -1,6 +1,7 @@
-// Memory for packed matrices. A decode step walks all weights once; on 4 KiB pages the translation misses and the restarts of the
-// hardware prefetcher at each page cost a quarter of the speed (measured on Zen 5: 0.42 against 0.53 of the read ceiling), so
-// matrices share large mappings that may use huge pages.
+// Memory for packed matrices. A decode step walks all weights once; on 4 KiB pages the translation
+// misses and the restarts of the hardware prefetcher at each page cost a quarter of the speed
+// (measured on Zen 5: 0.42 against 0.53 of the read ceiling), so matrices share large mappings that
+// may use huge pages.
 #pragma once
 
 #include <cstddef>

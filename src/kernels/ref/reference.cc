@@ -31,7 +31,8 @@ std::vector<double> Dequantize(const QuantizedWeights& w) {
         zero_point = ElementOf(w.zero_points, w.zero_points_type, n * blocks + block);
       } else if (w.zero_points_kind == ZeroPoints::kPacked) {
         const int64_t zero_row = (blocks * w.bits + 7) / 8;
-        zero_point = CodeOf(static_cast<const uint8_t*>(w.zero_points) + n * zero_row, w.bits, block);
+        zero_point =
+            CodeOf(static_cast<const uint8_t*>(w.zero_points) + n * zero_row, w.bits, block);
       }
       const double scale = ElementOf(w.scales, w.scales_type, n * blocks + block);
       out.push_back((CodeOf(w.q + n * row_bytes, w.bits, k) - zero_point) * scale);
@@ -51,8 +52,8 @@ std::vector<double> Dense(const DenseWeights& w) {
   return out;
 }
 
-Product MatMul(const float* a, int64_t lda, int64_t m, const std::vector<double>& w, int64_t n, int64_t k,
-               const float* bias) {
+Product MatMul(const float* a, int64_t lda, int64_t m, const std::vector<double>& w, int64_t n,
+               int64_t k, const float* bias) {
   Product product;
   for (int64_t row = 0; row < m; ++row) {
     for (int64_t col = 0; col < n; ++col) {
@@ -73,7 +74,8 @@ Product MatMul(const float* a, int64_t lda, int64_t m, const std::vector<double>
   return product;
 }
 
-std::vector<double> Rotate(const Rotary& rotary, int64_t position, int64_t heads, int64_t head_dim, const float* x) {
+std::vector<double> Rotate(const Rotary& rotary, int64_t position, int64_t heads, int64_t head_dim,
+                           const float* x) {
   std::vector<double> out(x, x + heads * head_dim);
   const int64_t half = rotary.rotary_dim / 2;
   for (int64_t h = 0; h < heads; ++h) {
@@ -88,7 +90,8 @@ std::vector<double> Rotate(const Rotary& rotary, int64_t position, int64_t heads
   return out;
 }
 
-std::vector<double> Attend(const AttentionShape& shape, const KvView& view, int64_t slot, const float* q) {
+std::vector<double> Attend(const AttentionShape& shape, const KvView& view, int64_t slot,
+                           const float* q) {
   std::vector<double> out;
   const int64_t group = shape.heads / shape.kv_heads;
   for (int64_t h = 0; h < shape.heads; ++h) {

@@ -1,4 +1,5 @@
-// Every operator in double precision, written as its definition: slow, right, and sharing nothing with cpu/.
+// Every operator in double precision, written as its definition: slow, right, and sharing nothing
+// with cpu/.
 #pragma once
 
 #include <cstdint>
@@ -19,18 +20,21 @@ int CodeOf(const uint8_t* row, int bits, int64_t i);
 std::vector<double> Dequantize(const QuantizedWeights& weights);
 std::vector<double> Dense(const DenseWeights& weights);
 
-// y[m, n] = a[m, k] * w[n, k]^T + bias, and per output sum |a| |w| + |bias|, the size that rounding errors are relative to.
+// y[m, n] = a[m, k] * w[n, k]^T + bias, and per output sum |a| |w| + |bias|, the size that rounding
+// errors are relative to.
 struct Product {
   std::vector<double> y, magnitude;
 };
-Product MatMul(const float* a, int64_t lda, int64_t m, const std::vector<double>& w, int64_t n, int64_t k,
-               const float* bias);
+Product MatMul(const float* a, int64_t lda, int64_t m, const std::vector<double>& w, int64_t n,
+               int64_t k, const float* bias);
 
 // Rows of cos and sin as in the operator; x and the result [heads, head_dim] of one token.
-std::vector<double> Rotate(const Rotary& rotary, int64_t position, int64_t heads, int64_t head_dim, const float* x);
+std::vector<double> Rotate(const Rotary& rotary, int64_t position, int64_t heads, int64_t head_dim,
+                           const float* x);
 
 // One token's attention, [Hq * D], over slots [0, slot] of a view.
-std::vector<double> Attend(const AttentionShape& shape, const KvView& view, int64_t slot, const float* q);
+std::vector<double> Attend(const AttentionShape& shape, const KvView& view, int64_t slot,
+                           const float* q);
 
 std::vector<double> RmsNorm(const float* x, const float* gamma, double epsilon, int64_t width);
 double Unary(kernels::Unary op, double x);
