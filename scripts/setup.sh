@@ -46,7 +46,6 @@ probe_run() {
   need_header nlohmann/json.hpp nlohmann-json3-dev
   need_header CLI/CLI.hpp libcli11-dev
   need_header fmt/format.h libfmt-dev
-  need_header hwy/highway.h libhwy-dev
   need_header xxhash.h libxxhash-dev
   need_header pcre2.h libpcre2-dev
   need_static pcre2-8 libpcre2-dev

@@ -26,8 +26,8 @@ constexpr auto kLevers = std::to_array<Lever>({
      "512", "prompt tokens per step"},
     {LeverId::kDevice, "", "--device", "GRANULE_DEVICE", "DEVICE", "cpu", "cpu",
      "where the model runs"},
-    {LeverId::kBackend, "", "--backend", "GRANULE_BACKEND", "NAME", "native", "native",
-     "what runs the graph"},
+    {LeverId::kBackend, "", "--backend", "GRANULE_BACKEND", "NAME", "native, ort", "native",
+     "what runs the graph: our kernels, or ONNX Runtime (its library is found at run time)"},
     {LeverId::kIsa, "", "--isa", "GRANULE_ISA", "LEVEL", "auto, portable, avx2, avx512", "auto",
      "instruction-set level of the kernels; auto = the best that this CPU has"},
     {LeverId::kAct, "", "--act", "GRANULE_ACT", "HOW", "exact", "exact",
@@ -35,8 +35,10 @@ constexpr auto kLevers = std::to_array<Lever>({
     {LeverId::kKvLayout, "", "--kv-layout", "GRANULE_KV_LAYOUT", "LAYOUT",
      "auto, head-major, seq-major, stripe:G (G layers, G >= 1), token-major", "auto",
      "how keys and values lie in memory; changes no logits"},
-    {LeverId::kKvGrowth, "", "--kv-growth", "GRANULE_KV_GROWTH", "HOW", "commit", "commit",
-     "how the KV grows: commit maps memory behind reserved addresses, nothing moves"},
+    {LeverId::kKvGrowth, "", "--kv-growth", "GRANULE_KV_GROWTH", "HOW", "commit, restride, realloc",
+     "commit",
+     "how the KV grows: commit maps memory behind reserved addresses, nothing moves; restride "
+     "(head-major) and realloc move live tokens, bucket by bucket"},
     {LeverId::kKvRounding, "", "--kv-rounding", "GRANULE_KV_ROUNDING", "HOW", "granule, bucket",
      "granule", "granule commits what the tokens need; bucket rounds up to a power of two"},
     {LeverId::kKvMinBucket, "", "--kv-min-bucket", "GRANULE_KV_MIN_BUCKET", "N",
@@ -56,10 +58,7 @@ struct UnbuiltValue {
 constexpr auto kUnbuiltValues = std::to_array<UnbuiltValue>({
     {LeverId::kDevice, "cuda", false, "this build has no CUDA"},
     {LeverId::kDevice, "cuda:", true, "this build has no CUDA"},
-    {LeverId::kBackend, "ort", false, "the ONNX Runtime backend is not built yet"},
     {LeverId::kAct, "int8", false, "int8 activations are not built yet"},
-    {LeverId::kKvGrowth, "restride", false, "growth by re-stride is not built yet"},
-    {LeverId::kKvGrowth, "realloc", false, "growth by reallocation is not built yet"},
 });
 
 struct UnbuiltFlag {
@@ -162,7 +161,7 @@ Status Apply(const Lever& lever, const Chosen& chosen, LeverValues& values) {
     case LeverId::kDevice:
       return choice(values.device, {"cpu"});
     case LeverId::kBackend:
-      return choice(values.backend, {"native"});
+      return choice(values.backend, {"native", "ort"});
     case LeverId::kIsa: {
       Result<Isa> isa = ParseIsa(text);
       if (!isa.ok()) return isa.status().In(chosen.source);
@@ -176,7 +175,7 @@ Status Apply(const Lever& lever, const Chosen& chosen, LeverValues& values) {
       Set(values.kv_layout, text, chosen);
       return {};
     case LeverId::kKvGrowth:
-      return choice(values.kv_growth, {"commit"});
+      return choice(values.kv_growth, {"commit", "restride", "realloc"});
     case LeverId::kKvRounding:
       return choice(values.kv_rounding, {"granule", "bucket"});
     case LeverId::kKvMinBucket: {
@@ -202,8 +201,12 @@ int Rank(const Setting<T>& setting) {
   return setting.is_default() ? 0 : setting.source.starts_with("--") ? 2 : 1;
 }
 
-// A smallest bucket asks for buckets, unless rounding by granule was asked for at a higher level.
+// Growth that moves goes by buckets, and a smallest bucket asks for them, unless rounding by
+// granule was asked for at a higher level.
 Status ImplyBucketRounding(LeverValues& values) {
+  if (values.kv_growth.value != "commit" && values.kv_rounding.is_default()) {
+    values.kv_rounding = {"bucket", "bucket", "implied by " + values.kv_growth.source};
+  }
   const int bucket = Rank(values.kv_min_bucket);
   const int rounding = Rank(values.kv_rounding);
   if (bucket == 0) return {};

@@ -128,9 +128,6 @@ TEST_F(LeversTest, WhatIsNotBuiltIsRefusedByName) {
   ExpectRefused({{"--device", "cuda"}}, {"--device cuda", "no CUDA", "cpu"});
   ExpectRefused({{"--device", "cuda:1"}}, {"--device cuda:1", "no CUDA"});
   ExpectRefused({{"--device", "cudax"}}, {"not accepted"});
-  ExpectRefused({{"--backend", "ort"}}, {"ONNX Runtime", "native"});
-  ExpectRefused({{"--kv-growth", "restride"}}, {"restride", "not built yet", "commit"});
-  ExpectRefused({{"--kv-growth", "realloc"}}, {"realloc", "not built yet"});
   ExpectRefused({{"--act", "int8"}}, {"int8", "not built yet", "exact"});
   FakeEnvironment()["GRANULE_CUDA_GRAPH"] = "auto";
   ExpectRefused({}, {"GRANULE_CUDA_GRAPH", "no CUDA"});

@@ -76,13 +76,13 @@ TEST_F(CeilingsTest, AFolderThatCannotBeMadeIsAnErrorInWords) {
 }
 
 TEST(CeilingsPath, FollowsTheXdgSpecification) {
-  setenv("HOME", "/home/somebody", 1);
+  setenv("HOME", "/nowhere/somebody", 1);
   setenv("XDG_CACHE_HOME", "/var/cache", 1);
   EXPECT_EQ(CeilingsPath(), "/var/cache/granule/ceilings.json");
   setenv("XDG_CACHE_HOME", "relative", 1);
-  EXPECT_EQ(CeilingsPath(), "/home/somebody/.cache/granule/ceilings.json");
+  EXPECT_EQ(CeilingsPath(), "/nowhere/somebody/.cache/granule/ceilings.json");
   unsetenv("XDG_CACHE_HOME");
-  EXPECT_EQ(CeilingsPath(), "/home/somebody/.cache/granule/ceilings.json");
+  EXPECT_EQ(CeilingsPath(), "/nowhere/somebody/.cache/granule/ceilings.json");
   unsetenv("HOME");
   EXPECT_EQ(CeilingsPath(), "");
 }

@@ -163,7 +163,9 @@ std::string AsText(const Findings& found) {
                      package.table_rows->value));
   }
   page.Line("end tokens", Join(package.eos_ids));
-  page.Line("tokenizer", package.tokenizer_json.empty() ? "none" : package.tokenizer_json.native());
+  const char* no_file = package.tokenizer_text.empty() ? "none" : "made up";
+  page.Line("tokenizer",
+            package.tokenizer_json.empty() ? no_file : package.tokenizer_json.native());
   page.Line("template", package.chat_template ? "chat template present" : "none");
   bool first = true;
   for (const auto& [type, sum] : found.weights) {

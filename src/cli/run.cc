@@ -75,6 +75,7 @@ Status ReadPrompt(const RunOptions& options, const package::Package& package, Se
 engine::KvOptions KvOptionsOf(const RunOptions& options) {
   engine::KvOptions kv;
   kv.layout = options.layout;
+  kv.growth = options.growth;
   kv.policy.rounding =
       options.levers.kv_rounding.value == "bucket" ? kv::Rounding::kBucket : kv::Rounding::kGranule;
   kv.policy.min_bucket = options.levers.kv_min_bucket.value;
@@ -99,7 +100,7 @@ Status OpenSession(const RunOptions& options, Session& session) {
   if (!device.ok()) return device.status();
   session.device = std::move(*device);
   Result<std::unique_ptr<engine::Model>> model =
-      engine::Model::Load(*session.device, std::move(*package));
+      engine::Model::Load(*session.device, std::move(*package), options.backend);
   if (!model.ok()) return model.status();
   session.model = std::move(*model);
   session.engine =

@@ -84,6 +84,16 @@ Result<RunOptions> ReadRunOptions(const Arguments& arguments) {
   const Result<kv::LayoutChoice> layout = kv::ParseLayout(options.levers.kv_layout.value);
   if (!layout.ok()) return layout.status().In(options.levers.kv_layout.source);
   options.layout = *layout;
+  const Result<kv::GrowthKind> growth = kv::ParseGrowth(options.levers.kv_growth.value);
+  if (!growth.ok()) return growth.status().In(options.levers.kv_growth.source);
+  options.growth = *growth;
+  if (options.levers.backend.value == "ort") options.backend = engine::BackendKind::kOrt;
+  // ONNX Runtime reads head-major only, and only head-major has strides to spread.
+  const bool needs_head_major =
+      options.backend == engine::BackendKind::kOrt || options.growth == kv::GrowthKind::kRestride;
+  if (needs_head_major && options.levers.kv_layout.value == "auto") {
+    options.layout = {kv::LayoutKind::kHeadMajor, 0};
+  }
   Result<SamplingFlags> sampling = ReadSamplingFlags(arguments);
   if (!sampling.ok()) return sampling.status();
   options.sampling = *sampling;

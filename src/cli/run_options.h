@@ -11,6 +11,8 @@
 #include "base/status.h"
 #include "cli/command_line.h"
 #include "cli/sampling.h"
+#include "engine/engine.h"
+#include "kv/growth.h"
 #include "kv/layout.h"
 #include "text/tokenizer.h"
 
@@ -31,6 +33,8 @@ struct RunOptions {
   SamplingFlags sampling;
   LeverValues levers;
   kv::LayoutChoice layout;
+  kv::GrowthKind growth = kv::GrowthKind::kCommit;
+  engine::BackendKind backend = engine::BackendKind::kNative;
 };
 
 // kUsage in words; kInvalidInput where the prompt's file cannot be read.

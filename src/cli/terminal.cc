@@ -14,7 +14,7 @@
 namespace granule::cli {
 namespace {
 
-constexpr auto kProgressDelay = std::chrono::milliseconds(300);
+constexpr auto kProgressDelay = std::chrono::milliseconds(150);
 constexpr auto kProgressPeriod = std::chrono::milliseconds(100);
 
 std::atomic<bool> interrupted{false};

@@ -27,6 +27,7 @@ Verb ImportVerb();
 Verb SynthVerb();
 Verb InspectVerb();
 Verb PlanVerb();
+Verb BenchVerb();
 Verb TokenizeVerb();
 Verb DoctorVerb();
 Verb VersionVerb();

@@ -1,7 +1,5 @@
 // granule version: this build, and the libraries in it.
 #include <fmt/core.h>
-#include <hwy/base.h>
-#include <hwy/highway.h>
 #include <pcre2.h>
 #include <utf8proc.h>
 #include <xxhash.h>
@@ -47,7 +45,6 @@ std::vector<Library> Libraries() {
       {"nlohmann-json", Format("{}.{}.{}", NLOHMANN_JSON_VERSION_MAJOR, NLOHMANN_JSON_VERSION_MINOR,
                                NLOHMANN_JSON_VERSION_PATCH)},
       {"protozero", PROTOZERO_VERSION_STRING},
-      {"Highway", Format("{}.{}.{}", HWY_MAJOR, HWY_MINOR, HWY_PATCH)},
       {"PCRE2", Pcre2Version()},
       {"utf8proc", utf8proc_version()},
       {"xxHash", Format("{}.{}.{}", XXH_VERSION_MAJOR, XXH_VERSION_MINOR, XXH_VERSION_RELEASE)},

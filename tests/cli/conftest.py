@@ -18,4 +18,4 @@ def recall(tmp_path_factory):
 @pytest.fixture(scope="session")
 def endless(tmp_path_factory):
     """The same model with room for a long prompt and an answer that does not end soon."""
-    return folder_of(tmp_path_factory, "endless", ctx=262144)
+    return folder_of(tmp_path_factory, "endless", ctx=524288)

@@ -127,7 +127,7 @@ def test_ctrl_c_on_a_terminal(cli, endless):
 
 def test_progress_of_a_long_prompt_on_a_terminal_only(cli, endless, tmp_path):
     prompt = tmp_path / "long.txt"
-    prompt.write_bytes(b"go dog go " * 26000)
+    prompt.write_bytes(b"go dog go " * 52000)
     args = ["run", endless, "-f", prompt, "-n", 4, "-ub", 1]
     code, shown = on_terminal(cli, args)
     assert code == 0

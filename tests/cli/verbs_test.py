@@ -107,7 +107,6 @@ def test_version_names_the_libraries(cli):
             "CLI11",
             "nlohmann-json",
             "protozero",
-            "Highway",
             "PCRE2",
             "utf8proc",
             "xxHash",

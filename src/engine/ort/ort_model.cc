@@ -104,7 +104,7 @@ int64_t OrtModel::fixed_tokens() const {
 
 Result<std::unique_ptr<OrtModel>> OrtModel::Load(const OrtPlaces& places,
                                                  const package::Package& package, int threads) {
-  if (package.model.files.empty()) {
+  if (package.model.files.empty() || !package.tokenizer_text.empty()) {
     return Error(Code::kUsage,
                  "{}: ONNX Runtime loads a model from a file, and this one was made in memory: "
                  "write it with `granule synth` first",
