@@ -11,8 +11,9 @@ namespace granule {
 
 // Element d of head h of the token at slot t lies at
 //   k + t * k_token_stride + h * k_head_stride + d * sizeof(element)      (v likewise).
-// Slots below the live length may be read; the step that runs may write slots that are committed and
-// at or above the live length. Strides are bytes and stay valid until the next growth of the sequence.
+// Slots below the live length may be read; the step that runs may write slots that are committed
+// and at or above the live length. Strides are bytes and stay valid until the next growth of the
+// sequence.
 struct KvView {
   std::byte* k = nullptr;
   std::byte* v = nullptr;

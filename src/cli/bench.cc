@@ -68,6 +68,7 @@ Result<std::string> RunChild(const std::string& model, const std::string& row) {
   posix_spawn_file_actions_adddup2(&actions, pipe_ends[1], STDOUT_FILENO);
   std::vector<std::string> words = {"granule", "bench", "growth", model, "--row", row};
   std::vector<char*> argv;
+  argv.reserve(words.size() + 1);
   for (std::string& word : words) argv.push_back(word.data());
   argv.push_back(nullptr);
   pid_t child = 0;
