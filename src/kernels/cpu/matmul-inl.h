@@ -8,23 +8,25 @@ GRANULE_INLINE int StripLanes(const StripView& w, int64_t strip) {
   return left < kStrip ? static_cast<int>(left) : kStrip;
 }
 
-// The codes of one group and how they become numbers; kK consecutive k per group.
+// The codes of one group and how they become numbers; kK consecutive k per group. kSubtract: less
+// the zero point, which is 0 where weights have minimums.
 struct Codes4 {
   static constexpr int kK = 8;
   Nibbles table;
   GRANULE_INLINE explicit Codes4(float zero_point) : table(zero_point) {}
-  template <int kIndex>
+  template <int kIndex, bool kSubtract>
   GRANULE_INLINE F Get(I codes) const {
-    return table.template Get < kIndex < 4 ? 8 * kIndex : 8 * (kIndex - 4) + 4 > (codes);
+    constexpr int kShift = kIndex < 4 ? 8 * kIndex : 8 * (kIndex - 4) + 4;
+    return table.template Get<kShift, kSubtract>(codes);
   }
 };
 struct Codes8 {
   static constexpr int kK = 4;
   Bytes table;
   GRANULE_INLINE explicit Codes8(float zero_point) : table(zero_point) {}
-  template <int kIndex>
+  template <int kIndex, bool kSubtract>
   GRANULE_INLINE F Get(I codes) const {
-    return table.template Get<kIndex>(codes);
+    return table.template Get<kIndex, kSubtract>(codes);
   }
 };
 
@@ -118,7 +120,7 @@ __attribute__((noinline)) void QuantizedGemv(const MatMulJob& job, int64_t strip
         Unroll<kRows>([&](auto r) GRANULE_LAMBDA { x[r] = Set(a[r * lda + k + j]); });
         Unroll<kTiles>([&](auto t) GRANULE_LAMBDA {
           const F value =
-              Weight<kMins>(codes.template Get<j.value>(code[t]), scale[t], min[t], exact);
+              Weight<kMins>(codes.template Get<j.value, !kMins>(code[t]), scale[t], min[t], exact);
           Unroll<kRows>([&](auto r) GRANULE_LAMBDA { acc[r][t] = MulAdd(value, x[r], acc[r][t]); });
         });
       });
@@ -130,7 +132,8 @@ __attribute__((noinline)) void QuantizedGemv(const MatMulJob& job, int64_t strip
         const I code = LoadI(group + (t / 2) * to_second + (t % 2) * 64);
         Unroll<kK>([&](auto j) GRANULE_LAMBDA {
           if (j >= rest) return;
-          const F value = Weight<kMins>(codes.template Get<j.value>(code), scale[t], min[t], exact);
+          const F value =
+              Weight<kMins>(codes.template Get<j.value, !kMins>(code), scale[t], min[t], exact);
           Unroll<kRows>([&](auto r) GRANULE_LAMBDA {
             acc[r][t] = MulAdd(value, Set(a[r * lda + k + j]), acc[r][t]);
           });
@@ -274,7 +277,7 @@ inline void QuantizedPanel(const StripView& w, int64_t strip, int64_t first, int
       Unroll<2>([&](auto t) GRANULE_LAMBDA {
         const I code = LoadI(group + t * 64);
         Unroll<kK>([&](auto j) GRANULE_LAMBDA {
-          Store(Weight<kMins>(codes.template Get<j.value>(code), scale[t], min[t], exact),
+          Store(Weight<kMins>(codes.template Get<j.value, !kMins>(code), scale[t], min[t], exact),
                 panel + j * kStrip + t * kTile);
         });
       });

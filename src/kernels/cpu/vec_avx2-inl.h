@@ -111,36 +111,43 @@ GRANULE_INLINE void StoreF16(F x, uint16_t* p) {
   _mm_storeu_si128(q + 1, _mm256_cvtps_ph(x.b, _MM_FROUND_TO_NEAREST_INT));
 }
 
-// Codes become the low mantissa of 2^23, so one subtraction makes code - zero point, exactly.
+// Picks byte kIndex of each 32-bit lane, zero-extended: one shuffle instead of a shift and a mask.
+template <int kIndex>
+GRANULE_INLINE __m256i LaneByte(__m256i x) {
+  constexpr int kLane = static_cast<int>(0x80808000u) + kIndex;  // high bit set: a zero byte
+  return _mm256_shuffle_epi8(x, _mm256_setr_epi32(kLane, kLane + 4, kLane + 8, kLane + 12, kLane,
+                                                  kLane + 4, kLane + 8, kLane + 12));
+}
+
+// Codes as numbers, less the zero point where one is to be subtracted; all of it exact.
+template <bool kSubtract>
+GRANULE_INLINE __m256 Number(__m256i code, __m256 zero_point) {
+  const __m256 number = _mm256_cvtepi32_ps(code);
+  return kSubtract ? _mm256_sub_ps(number, zero_point) : number;
+}
+
 struct Nibbles {
-  __m256 bias;
-  GRANULE_INLINE explicit Nibbles(float zero_point)
-      : bias(_mm256_set1_ps(8388608.0f + zero_point)) {}
-  template <int kShift>
+  __m256 zero_point;
+  GRANULE_INLINE explicit Nibbles(float z) : zero_point(_mm256_set1_ps(z)) {}
+  // The mask is shared by the four codes that lie in low, or in high, halves of the bytes.
+  template <int kShift, bool kSubtract>
   GRANULE_INLINE __m256 Half(__m256i codes) const {
-    const __m256i nibble =
-        _mm256_and_si256(_mm256_srli_epi32(codes, kShift), _mm256_set1_epi32(15));
-    const __m256i lifted = _mm256_or_si256(nibble, _mm256_set1_epi32(0x4b000000));
-    return _mm256_sub_ps(_mm256_castsi256_ps(lifted), bias);
+    const __m256i halves = _mm256_and_si256(kShift % 8 == 0 ? codes : _mm256_srli_epi32(codes, 4),
+                                            _mm256_set1_epi32(0x0f0f0f0f));
+    return Number<kSubtract>(LaneByte<kShift / 8>(halves), zero_point);
   }
-  template <int kShift>
+  template <int kShift, bool kSubtract>
   GRANULE_INLINE F Get(I codes) const {
-    return {Half<kShift>(codes.a), Half<kShift>(codes.b)};
+    return {Half<kShift, kSubtract>(codes.a), Half<kShift, kSubtract>(codes.b)};
   }
 };
 struct Bytes {
-  __m256 bias;
-  GRANULE_INLINE explicit Bytes(float zero_point) : bias(_mm256_set1_ps(8388608.0f + zero_point)) {}
-  template <int kIndex>
-  GRANULE_INLINE __m256 Half(__m256i codes) const {
-    const __m256i byte =
-        _mm256_and_si256(_mm256_srli_epi32(codes, 8 * kIndex), _mm256_set1_epi32(255));
-    const __m256i lifted = _mm256_or_si256(byte, _mm256_set1_epi32(0x4b000000));
-    return _mm256_sub_ps(_mm256_castsi256_ps(lifted), bias);
-  }
-  template <int kIndex>
+  __m256 zero_point;
+  GRANULE_INLINE explicit Bytes(float z) : zero_point(_mm256_set1_ps(z)) {}
+  template <int kIndex, bool kSubtract>
   GRANULE_INLINE F Get(I codes) const {
-    return {Half<kIndex>(codes.a), Half<kIndex>(codes.b)};
+    return {Number<kSubtract>(LaneByte<kIndex>(codes.a), zero_point),
+            Number<kSubtract>(LaneByte<kIndex>(codes.b), zero_point)};
   }
 };
 

@@ -91,7 +91,7 @@ struct Nibbles {
   GRANULE_INLINE explicit Nibbles(float zero_point)
       : table{_mm512_sub_ps(_mm512_set_ps(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0),
                             _mm512_set1_ps(zero_point))} {}
-  template <int kShift>
+  template <int kShift, bool>
   GRANULE_INLINE F Get(I codes) const {
     return {_mm512_permutexvar_ps(_mm512_srli_epi32(codes.v, kShift), table.v)};
   }
@@ -102,7 +102,7 @@ struct Nibbles {
 struct Bytes {
   __m512 bias;
   GRANULE_INLINE explicit Bytes(float zero_point) : bias(_mm512_set1_ps(8388608.0f + zero_point)) {}
-  template <int kIndex>
+  template <int kIndex, bool>
   GRANULE_INLINE F Get(I codes) const {
     const __m512i pick = _mm512_set1_epi32(kIndex);
     const __m512i lifted =

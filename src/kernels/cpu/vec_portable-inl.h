@@ -193,7 +193,7 @@ GRANULE_INLINE __m128 Lift(__m128i codes, __m128 bias) {
 struct Nibbles {
   __m128 bias;
   GRANULE_INLINE explicit Nibbles(float zero_point) : bias(_mm_set1_ps(8388608.0f + zero_point)) {}
-  template <int kShift>
+  template <int kShift, bool>
   GRANULE_INLINE F Get(I codes) const {
     return {{Lift<kShift, 15>(codes.v[0], bias), Lift<kShift, 15>(codes.v[1], bias),
              Lift<kShift, 15>(codes.v[2], bias), Lift<kShift, 15>(codes.v[3], bias)}};
@@ -202,7 +202,7 @@ struct Nibbles {
 struct Bytes {
   __m128 bias;
   GRANULE_INLINE explicit Bytes(float zero_point) : bias(_mm_set1_ps(8388608.0f + zero_point)) {}
-  template <int kIndex>
+  template <int kIndex, bool>
   GRANULE_INLINE F Get(I codes) const {
     return {{Lift<8 * kIndex, 255>(codes.v[0], bias), Lift<8 * kIndex, 255>(codes.v[1], bias),
              Lift<8 * kIndex, 255>(codes.v[2], bias), Lift<8 * kIndex, 255>(codes.v[3], bias)}};
