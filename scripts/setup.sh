@@ -155,6 +155,21 @@ make_venv() {
   cp tests/requirements.txt $venv/requirements.txt
 }
 
+# The oldest ONNX Runtime that granule takes, as a library only: tests prove the part of its interface that is used.
+make_oldest_ort() {
+  local folder=build/ort-oldest version
+  version=$(cat tests/ort-oldest-version)
+  [[ -e $folder/$version ]] && return 0
+  rm -rf $folder
+  if ! build/venv/bin/python -m pip install --disable-pip-version-check -q --retries 2 --timeout 30 --no-deps \
+    --only-binary=:all: --target $folder "onnxruntime==$version" >build/ort-oldest.log 2>&1; then
+    rm -rf $folder
+    echo "setup: onnxruntime $version could not be installed: its tests will be skipped (build/ort-oldest.log)." >&2
+    return 0
+  fi
+  touch "$folder/$version"
+}
+
 probe
 if ((${#missing[@]} > 0)); then
   install_missing
@@ -165,4 +180,7 @@ if ((${#missing[@]} > 0)); then
   fi
 fi
 check_versions
-if [[ $level == test ]]; then make_venv; fi
+if [[ $level == test ]]; then
+  make_venv
+  make_oldest_ort
+fi

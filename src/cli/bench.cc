@@ -30,7 +30,7 @@ constexpr const char* kDefaultModel = "synth:qwen2.5-0.5b";
 VerbSyntax Syntax() {
   return {
       .name = "bench",
-      .purpose = "measures; `bench growth` counts what KV growth costs, by layout and kind",
+      .purpose = "counts what KV growth costs, by layout and kind",
       .positionals = {"growth", "MODEL"},
       .usage = "growth [MODEL] [--json | --markdown]",
       .flags = {ModelFlag(),

@@ -8,6 +8,7 @@
 #include "cli/terminal.h"
 #include "cli/verbs.h"
 #include "engine/device.h"
+#include "engine/ort/ort_library.h"
 #include "kernels/kernels.h"
 #include "kernels/rowwise.h"
 
@@ -92,6 +93,9 @@ struct Machine {
   size_t granule_bytes = 0;
   uint64_t reservation_bytes = 0;  // largest rung of the ladder
   Status vmm_status;
+  std::string ort_version;  // empty: not found
+  std::string ort_path;
+  std::string ort_reason;  // why not
 };
 
 Result<Machine> Examine(const LeverValues& levers) {
@@ -103,6 +107,13 @@ Result<Machine> Examine(const LeverValues& levers) {
   if (!device.ok()) return device.status();
   Machine machine;
   machine.cpu = CpuModelName();
+  const auto ort = engine::OrtLibrary::Open(engine::OrtPlaces::Usual(ProcessEnvironment));
+  if (ort.ok()) {
+    machine.ort_version = (*ort)->version();
+    machine.ort_path = (*ort)->path();
+  } else {
+    machine.ort_reason = ort.status().message();
+  }
   machine.best_isa = BestIsa();
   machine.isa = (*device)->kernels().isa;
   machine.threads = (*device)->threads();
@@ -176,7 +187,9 @@ std::string AsText(const Machine& machine, const std::vector<Ceiling>& ceilings,
               machine.vmm_status.ok() ? "reserve, map, write, read and release work"
                                       : "does not work: " + machine.vmm_status.message()));
   line("reservation", FormatBytes(machine.reservation_bytes) + " of addresses granted");
-  line("ONNX Runtime", "not built");
+  line("ONNX Runtime", machine.ort_version.empty() ? machine.ort_reason
+                                                   : Format("{} ({}), for --backend ort",
+                                                            machine.ort_version, machine.ort_path));
   line("CUDA", "not built");
   out += "\nceilings         read GB/s   fp32 multiply-add GFLOP/s\n";
   for (const Ceiling& c : ceilings) {
@@ -215,7 +228,9 @@ std::string AsJson(const Machine& machine, const std::vector<Ceiling>& ceilings,
         {"reservation_bytes", machine.reservation_bytes},
         {"works", machine.vmm_status.ok()},
         {"error", machine.vmm_status.ok() ? Json() : Json(machine.vmm_status.message())}}},
-      {"onnx_runtime", nullptr},
+      {"onnx_runtime", machine.ort_version.empty()
+                           ? Json()
+                           : Json{{"version", machine.ort_version}, {"path", machine.ort_path}}},
       {"cuda", nullptr},
       {"ceilings", std::move(list)},
       {"ceilings_file", stored_in.empty() ? Json() : Json(stored_in)},

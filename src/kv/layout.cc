@@ -98,7 +98,8 @@ uint64_t LengthToGranuleEnds(const Layout& layout, uint64_t length, uint64_t gra
 }  // namespace
 
 Result<LayoutChoice> ParseLayout(const std::string& text) {
-  if (text == "auto" || text == "seq-major") return LayoutChoice{LayoutKind::kSeqMajor, 0};
+  if (text == "auto") return LayoutChoice{LayoutKind::kTokenMajor, 0};
+  if (text == "seq-major") return LayoutChoice{LayoutKind::kSeqMajor, 0};
   if (text == "head-major") return LayoutChoice{LayoutKind::kHeadMajor, 0};
   if (text == "token-major") return LayoutChoice{LayoutKind::kTokenMajor, 0};
   constexpr std::string_view kStripe = "stripe:";

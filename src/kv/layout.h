@@ -26,7 +26,7 @@ enum class LayoutKind { kHeadMajor, kSeqMajor, kStripe, kTokenMajor };
 
 // What the user asked for. "auto" is resolved before it gets here.
 struct LayoutChoice {
-  LayoutKind kind = LayoutKind::kSeqMajor;
+  LayoutKind kind = LayoutKind::kTokenMajor;
   int64_t layers_per_stripe = 0;  // of kStripe, >= 1
   friend bool operator==(const LayoutChoice&, const LayoutChoice&) = default;
 };
