@@ -85,6 +85,8 @@ std::vector<memory::AddressRange> CommitStorage::Ranges(uint64_t first, uint64_t
 
 // Maps what the new slots touch and zeroes what may hold old bytes.
 Status CommitStorage::Build(const GrowthStep& step) {
+  // A fragment's new slots may begin inside a granule that a fork shows read-only.
+  if (Status s = MakePrivate(step.old_committed, step.new_committed); !s.ok()) return s;
   auto committed = store_.table->Commit(Ranges(step.old_committed, step.new_committed));
   if (!committed.ok()) return committed.status();
   staged_ = std::move(*committed);

@@ -57,7 +57,10 @@ Status Sequence::Ensure(uint64_t tokens) {
   if (tokens > committed_) {
     const auto start = Clock::now();
     const auto outcome = EnsureCapacity(*this, options_.hard_max.or_unbounded(), tokens);
-    if (!outcome.ok()) return outcome.status();
+    if (!outcome.ok()) {
+      const bool lost = outcome.status().code() == Code::kPoisoned && poisoned_.ok();
+      return lost ? Poison("a growth", outcome.status()) : outcome.status();
+    }
     const auto stall = std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - start);
     stall_.Add(static_cast<uint64_t>(stall.count()));
   } else if (tokens > options_.hard_max.or_unbounded()) {

@@ -503,6 +503,32 @@ TEST_P(Sequences, AForkSharesFullGranulesAndNeitherSideSeesTheOthersWrites) {
   EXPECT_EQ(f.pool->counters().creates, f.pool->counters().releases);
 }
 
+// After a trim the first new slot of a fragment may lie in a granule that is shared read-only.
+TEST_P(Sequences, AForkThatWasTrimmedGrowsAgain) {
+  for (uint64_t keep = 1; keep < 700; keep += 41) {
+    Fixture f;
+    auto parent = Make(f, 900);
+    ASSERT_TRUE(parent->Ensure(700).ok());
+    for (uint64_t t = 0; t < 700; ++t) {
+      Mark(*parent, TestGroup(), t, static_cast<uint8_t>(t % 250 + 1), false);
+    }
+    parent->Advance(700);
+    auto child = parent->Fork();
+    ASSERT_TRUE(child.ok());
+    ASSERT_TRUE((*child)->Rewind(keep).ok());
+    ASSERT_TRUE((*child)->Trim().ok());
+    const Status status = (*child)->Ensure(800);
+    ASSERT_TRUE(status.ok()) << keep << ": " << status.message();
+    for (uint64_t t = keep; t < 800; ++t) Mark(**child, TestGroup(), t, 0xbb, false);
+    for (uint64_t t = 0; t < keep; ++t) {
+      Mark(**child, TestGroup(), t, static_cast<uint8_t>(t % 250 + 1), true);
+    }
+    for (uint64_t t = 0; t < 700; ++t) {
+      Mark(*parent, TestGroup(), t, static_cast<uint8_t>(t % 250 + 1), true);
+    }
+  }
+}
+
 TEST_P(Sequences, AnyCallMayFailInAForkAndInTheWritesAfterIt) {
   using memory::Verb;
   for (const Verb verb : {Verb::kCreate, Verb::kMap, Verb::kUnmap, Verb::kRelease}) {

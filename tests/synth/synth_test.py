@@ -84,7 +84,7 @@ def test_plan_follows_its_levers(call):
     assert bill["limit_tokens"] == 1000 and bill["tokens"] == 10 and bill["granule_bytes"] == 4096
     assert bill["hard_max_source"] == "--ctx-size" and bill["budget_bytes"] > 0
     text = call(*words).stdout.decode()
-    for word in ("head-major", "seq-major *", "token-major", "allocated at load", "sessions of 10", "1000 tokens"):
+    for word in ("head-major", "seq-major", "token-major *", "allocated at load", "sessions of 10", "1000 tokens"):
         assert word in text, word
     assert max(len(line) for line in text.splitlines()) <= 110
     assert b"alone take" in call("plan", "synth:tiny", "--ram-limit", "1KiB").stderr
