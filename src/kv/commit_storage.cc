@@ -14,6 +14,7 @@ namespace {
 // adjacent.
 std::vector<ByteRange> TouchedWindows(const std::vector<ByteRange>& ranges, uint64_t granule) {
   std::vector<ByteRange> windows;
+  windows.reserve(ranges.size());
   for (const ByteRange& range : ranges) {
     windows.push_back({RoundDown(range.begin, granule), RoundUp(range.end, granule)});
   }

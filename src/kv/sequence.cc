@@ -67,7 +67,7 @@ Status Sequence::Ensure(uint64_t tokens) {
     return CapacityExceeded(tokens);
   }
   if (commit_ == nullptr || tokens <= live_) return {};
-  const Status status = commit_->MakePrivate(live_, tokens);
+  Status status = commit_->MakePrivate(live_, tokens);
   if (status.code() == Code::kPoisoned) return Poison("making shared memory private", status);
   return status;
 }

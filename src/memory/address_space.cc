@@ -183,7 +183,9 @@ bool AddressSpace::IsValid() const {
   }
   uint64_t carved = 0;
   Address end_before = 0;
-  for (const auto& [base, bytes] : live_) {
+  for (const auto& [live_base, live_bytes] : live_) {
+    const Address base = live_base;  // clang 14: a structured binding cannot be captured
+    const size_t bytes = live_bytes;
     if (base % granule != 0 || bytes == 0 || bytes % granule != 0 || base < end_before)
       return false;
     const bool inside = std::any_of(reservations_.begin(), reservations_.end(), [&](const auto& r) {

@@ -118,9 +118,7 @@ class TypedWriter {
 
 Status CopyTypedField(Fields message, uint32_t wanted, TypedWriter writer) {
   while (message.Next()) {
-    if (message.field() != wanted) {
-      message.Skip();
-    } else if (message.key() == AsVarint(wanted)) {
+    if (message.key() == AsVarint(wanted)) {
       if (Status s = writer.Put(message.Varint()); !s.ok()) return s;
     } else if (message.key() == AsFixed32(wanted)) {
       writer.Put(message.Fixed32());

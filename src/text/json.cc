@@ -217,7 +217,7 @@ int64_t Fields::Integer(const char* key, int64_t fallback, int64_t low, int64_t 
   return value->integer;
 }
 
-std::string Fields::String(const char* key, std::string fallback) {
+std::string Fields::String(const char* key, const std::string& fallback) {
   const JsonValue* value = Get(key, JsonValue::Kind::kString, /*required=*/false);
   return value != nullptr ? value->string : fallback;
 }

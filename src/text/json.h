@@ -50,7 +50,7 @@ class Fields {
 
   bool Bool(const char* key, bool fallback);
   int64_t Integer(const char* key, int64_t fallback, int64_t low, int64_t high);
-  std::string String(const char* key, std::string fallback);  // null counts as absent
+  std::string String(const char* key, const std::string& fallback);  // null counts as absent
   std::string RequiredString(const char* key);
   char32_t Char(const char* key, char32_t fallback);  // a string of exactly one character
   const JsonValue* RequiredArray(const char* key);    // never null: an empty array on error

@@ -218,7 +218,7 @@ Status OrtGraph::Run(std::span<const Feed> inputs, std::span<Feed> outputs,
     ours[alias.output] = true;
   }
   const OrtCalls& calls = library_->calls();
-  const Status status =
+  Status status =
       library_->Take(calls.run(session_, /*options=*/nullptr, input_names.data(),
                                input_values.data(), input_values.size(), output_names.data(),
                                output_values.size(), output_values.data()),
