@@ -18,6 +18,7 @@ struct AttentionShape {
   int64_t kv_heads = 0;  // Hk, divides Hq
   int64_t head_dim = 0;  // D, any value >= 1 (80 and 96 exist)
   float scale = 0.0f;    // applied to q*k
+  friend bool operator==(const AttentionShape&, const AttentionShape&) = default;
 };
 
 // Where each row of the step belongs.

@@ -12,7 +12,16 @@ namespace {
 // Scratch is sized by the largest step so far: no allocation in a step of a size that ran before.
 class NativeBackend final : public Backend {
  public:
-  NativeBackend(DeviceContext& device, const Plan& plan) : device_(device), plan_(plan) {}
+  NativeBackend(DeviceContext& device, const Plan& plan) : device_(device), plan_(plan) {
+    for (const PlanStep& step : plan_.steps) {
+      const auto* attention = std::get_if<AttentionStep>(&step);
+      if (attention == nullptr) continue;
+      layers_ = std::max(layers_, attention->layer + 1);
+      if (std::find(shapes_.begin(), shapes_.end(), attention->shape) == shapes_.end()) {
+        shapes_.push_back(attention->shape);
+      }
+    }
+  }
 
   const char* name() const override { return "native"; }
 
@@ -26,12 +35,9 @@ class NativeBackend final : public Backend {
       return s;
     }
     uint64_t bytes = 0;
-    for (const PlanStep& step : plan_.steps) {
-      if (const auto* attention = std::get_if<AttentionStep>(&step)) {
-        bytes = std::max<uint64_t>(
-            bytes, kernels::AttentionWorkspaceBytes(attention->shape, rows, device_.threads()));
-        layers_ = std::max(layers_, attention->layer + 1);
-      }
+    for (const kernels::AttentionShape& shape : shapes_) {
+      bytes = std::max<uint64_t>(bytes,
+                                 kernels::AttentionWorkspaceBytes(shape, rows, device_.threads()));
     }
     return workspace_.Reserve(bytes, "attention");
   }
@@ -65,6 +71,7 @@ class NativeBackend final : public Backend {
   Scratch logits_;
   Scratch workspace_;
   int32_t layers_ = 0;
+  std::vector<kernels::AttentionShape> shapes_;  // the different ones: mostly a single one
   std::vector<KvView> views_;
   std::vector<kernels::MatMulOutput> products_;
 };
