@@ -14,6 +14,7 @@ int ExitCode(Code code) {
     case Code::kExhausted:
     case Code::kUnavailable:
     case Code::kPoisoned:
+    case Code::kDeviceLost:
       return 4;
     case Code::kInterrupted:
       return 130;
@@ -39,6 +40,8 @@ const char* CodeName(Code code) {
       return "unavailable";
     case Code::kPoisoned:
       return "poisoned";
+    case Code::kDeviceLost:
+      return "device lost";
     case Code::kInterrupted:
       return "interrupted";
     case Code::kInternal:

@@ -23,6 +23,7 @@ enum class Code {
   kExhausted,         // the system refused memory, address space, mappings, disk, ...
   kUnavailable,       // something optional is not on this machine (GPU, ONNX Runtime, network)
   kPoisoned,          // an earlier failure could not be undone; this object can only be closed
+  kDeviceLost,        // a GPU's context broke: all that lives on it can only be closed
   kInterrupted,
   kInternal,  // a bug of ours that was caught before it did harm
 };
