@@ -10,7 +10,7 @@ TOKENS ?= 32
 ARGS ?=
 export MODEL PROMPT TOKENS
 
-.PHONY: help setup build model run test nightly bench coverage lint format clean
+.PHONY: help setup build model run test test-gpu nightly bench coverage lint format clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -30,6 +30,9 @@ run: ## from a fresh clone to generated text (PROMPT="...", TOKENS=32, MODEL=fol
 
 test: ## build with checks and run every test (ARGS="-L kv" goes to ctest)
 	@scripts/test.sh $(ARGS)
+
+test-gpu: ## the tests that need a GPU, on a machine that has one
+	@scripts/test_gpu.sh
 
 nightly: ## long fuzzing, mutations that tests must notice, outside oracles
 	@scripts/setup.sh test

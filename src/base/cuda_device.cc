@@ -170,6 +170,7 @@ Result<Buffer> Buffer::Allocate(Device& device, size_t bytes, const char* what) 
   if (Status s = device.Check(result, what); !s.ok()) return s;
   buffer.device_ = &device;
   buffer.bytes_ = bytes;
+  device.allocated_bytes_ += bytes;
   return buffer;
 }
 
@@ -196,6 +197,7 @@ void Buffer::Reset() {
   if (device_ == nullptr) return;
   device_->MakeCurrent();
   device_->driver().MemFree(address_);
+  device_->allocated_bytes_ -= bytes_;
   device_ = nullptr;
   address_ = 0;
   bytes_ = 0;

@@ -2,6 +2,7 @@
 // granule does there runs in order.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -70,8 +71,11 @@ class Device {
     uint64_t total_bytes = 0;
   };
   Result<Free> Memory() const;
+  // Of all Buffers that live.
+  uint64_t allocated_bytes() const { return allocated_bytes_.load(std::memory_order_relaxed); }
 
  private:
+  friend class Buffer;
   Device(std::shared_ptr<const Driver> driver, DeviceFacts facts)
       : driver_(std::move(driver)), facts_(std::move(facts)) {}
 
@@ -82,6 +86,7 @@ class Device {
   EventHandle fence_ = nullptr;
   mutable std::mutex mutex_;
   bool fence_set_ = false;
+  std::atomic<uint64_t> allocated_bytes_{0};
   Status lost_;
 };
 

@@ -24,8 +24,8 @@ constexpr auto kLevers = std::to_array<Lever>({
      "0", "tokens the sequence may ever hold; 0 = the model's context. Costs no memory by itself"},
     {LeverId::kUbatchSize, "-ub", "--ubatch-size", "GRANULE_UBATCH_SIZE", "N", "1 to 1048576",
      "512", "prompt tokens per step"},
-    {LeverId::kDevice, "", "--device", "GRANULE_DEVICE", "DEVICE", "cpu", "cpu",
-     "where the model runs"},
+    {LeverId::kDevice, "", "--device", "GRANULE_DEVICE", "DEVICE", "cpu, cuda, cuda:N", "cpu",
+     "where the model and its KV are; cuda = the first GPU"},
     {LeverId::kBackend, "", "--backend", "GRANULE_BACKEND", "NAME", "native, ort", "native",
      "what runs the graph: our kernels, or ONNX Runtime (its library is found at run time)"},
     {LeverId::kIsa, "", "--isa", "GRANULE_ISA", "LEVEL", "auto, portable, avx2, avx512", "auto",
@@ -45,7 +45,9 @@ constexpr auto kLevers = std::to_array<Lever>({
      "a number of tokens, 1 or more", "256", "smallest bucket; implies --kv-rounding bucket"},
     {LeverId::kKvGranule, "", "--kv-granule", "GRANULE_KV_GRANULE", "BYTES",
      "a multiple of the page up to 1GiB, as 65536, 64KiB or 2MiB", "64KiB",
-     "smallest piece of memory that is mapped"},
+     "smallest piece of memory that is mapped; on the host only, a GPU has its own"},
+    {LeverId::kCudaGraph, "", "--cuda-graph", "GRANULE_CUDA_GRAPH", "WHEN", "auto, on, off", "auto",
+     "capture decode steps into a graph and replay it; auto = on a GPU"},
 });
 
 // Values that the documentation names and this build lacks, by lever.
@@ -56,8 +58,6 @@ struct UnbuiltValue {
   const char* why;
 };
 constexpr auto kUnbuiltValues = std::to_array<UnbuiltValue>({
-    {LeverId::kDevice, "cuda", false, "this build has no CUDA"},
-    {LeverId::kDevice, "cuda:", true, "this build has no CUDA"},
     {LeverId::kAct, "int8", false, "int8 activations are not built yet"},
 });
 
@@ -67,10 +67,9 @@ struct UnbuiltFlag {
   const char* why;
 };
 constexpr auto kUnbuiltFlags = std::to_array<UnbuiltFlag>({
-    {"--cuda-graph", "GRANULE_CUDA_GRAPH", "this build has no CUDA"},
     {"--kv-dtype", "GRANULE_KV_DTYPE", "KV of another type than the graph's is not built yet"},
     {"--ram-limit", "GRANULE_RAM_LIMIT", "the memory governor is not built yet"},
-    {"--vram-limit", "GRANULE_VRAM_LIMIT", "this build has no CUDA"},
+    {"--vram-limit", "GRANULE_VRAM_LIMIT", "the memory governor is not built yet"},
     {"--chat", nullptr, "chat templates are not built yet"},
     {"--system", nullptr, "chat templates are not built yet"},
     {"--grammar", nullptr, "grammars are not built yet"},
@@ -159,7 +158,13 @@ Status Apply(const Lever& lever, const Chosen& chosen, LeverValues& values) {
       return {};
     }
     case LeverId::kDevice:
-      return choice(values.device, {"cpu"});
+      if (text == "cuda") {
+        Set(values.device, std::string("cuda:0"), chosen);
+        return {};
+      }
+      if (text != "cpu" && !CudaIndexOf(text)) return NotAccepted(lever, chosen);
+      Set(values.device, text, chosen);
+      return {};
     case LeverId::kBackend:
       return choice(values.backend, {"native", "ort"});
     case LeverId::kIsa: {
@@ -191,6 +196,8 @@ Status Apply(const Lever& lever, const Chosen& chosen, LeverValues& values) {
       Set(values.kv_granule, *n, chosen);
       return {};
     }
+    case LeverId::kCudaGraph:
+      return choice(values.cuda_graph, {"auto", "on", "off"});
   }
   return NotAccepted(lever, chosen);
 }
@@ -222,6 +229,16 @@ Status ImplyBucketRounding(LeverValues& values) {
 }
 
 }  // namespace
+
+std::optional<int> CudaIndexOf(std::string_view text) {
+  constexpr std::string_view kCuda = "cuda:";
+  if (!text.starts_with(kCuda)) return std::nullopt;
+  const std::optional<uint64_t> index = ParseUnsigned(text.substr(kCuda.size()));
+  if (!index || *index > 1023) return std::nullopt;
+  return static_cast<int>(*index);
+}
+
+std::optional<int> LeverValues::CudaIndex() const { return CudaIndexOf(device.value); }
 
 const char* ProcessEnvironment(const char* name) { return std::getenv(name); }
 
@@ -259,6 +276,16 @@ Result<LeverValues> ReadLevers(std::span<const LeverId> wanted, const FlagTexts&
     if (Status s = Apply(lever, Choose(lever, flags, environment), values); !s.ok()) return s;
   }
   if (Status s = ImplyBucketRounding(values); !s.ok()) return s;
+  if (values.CudaIndex()) {
+    if (!values.kv_granule.is_default()) {
+      return Error(Code::kUsage, "{} is for the host: the granule of {} is its driver's. Leave it out",
+                   values.kv_granule.source, values.device.value);
+    }
+    if (values.backend.value == "ort") {
+      return Error(Code::kUsage, "{} ort runs on the CPU, and {} asks for {}: leave one of them out",
+                   values.backend.source, values.device.source, values.device.value);
+    }
+  }
   return values;
 }
 

@@ -31,6 +31,7 @@ enum class LeverId {
   kKvRounding,
   kKvMinBucket,
   kKvGranule,
+  kCudaGraph,
 };
 
 struct Lever {
@@ -62,7 +63,7 @@ struct LeverValues {
   Setting<int> threads;                       // 0 = auto
   Setting<std::optional<uint64_t>> ctx_size;  // tokens; none or 0 = the model's
   Setting<int64_t> ubatch_size;               // rows of a prefill step
-  Setting<std::string> device;                // "cpu"
+  Setting<std::string> device;                // "cpu", "cuda:0"
   Setting<std::string> backend;               // "native"
   Setting<Isa> isa;                           // resolved: never "auto"
   Setting<std::string> act;                   // "exact"
@@ -71,7 +72,14 @@ struct LeverValues {
   Setting<std::string> kv_rounding;           // "granule" or "bucket"; set by --kv-min-bucket too
   Setting<uint64_t> kv_min_bucket;            // tokens
   Setting<uint64_t> kv_granule;               // bytes; 0 = the host's default
+  Setting<std::string> cuda_graph;            // "auto", "on", "off"
+
+  // N of device "cuda:N", or none on a CPU.
+  std::optional<int> CudaIndex() const;
 };
+
+// N of "cuda:N".
+std::optional<int> CudaIndexOf(std::string_view device);
 
 // Flags that were given: long name -> text. The last one counts where a flag came twice.
 using FlagTexts = std::map<std::string, std::string, std::less<>>;

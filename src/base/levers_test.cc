@@ -125,14 +125,31 @@ TEST_F(LeversTest, ABadEnvironmentIsToldEvenWhereAFlagOverridesIt) {
 }
 
 TEST_F(LeversTest, WhatIsNotBuiltIsRefusedByName) {
-  ExpectRefused({{"--device", "cuda"}}, {"--device cuda", "no CUDA", "cpu"});
-  ExpectRefused({{"--device", "cuda:1"}}, {"--device cuda:1", "no CUDA"});
-  ExpectRefused({{"--device", "cudax"}}, {"not accepted"});
   ExpectRefused({{"--act", "int8"}}, {"int8", "not built yet", "exact"});
-  FakeEnvironment()["GRANULE_CUDA_GRAPH"] = "auto";
-  ExpectRefused({}, {"GRANULE_CUDA_GRAPH", "no CUDA"});
-  EXPECT_STREQ(WhyFlagIsNotBuilt("--cuda-graph"), "this build has no CUDA");
+  FakeEnvironment()["GRANULE_KV_DTYPE"] = "fp16";
+  ExpectRefused({}, {"GRANULE_KV_DTYPE", "not built yet"});
+  EXPECT_STREQ(WhyFlagIsNotBuilt("--chat"), "chat templates are not built yet");
   EXPECT_EQ(WhyFlagIsNotBuilt("--nonsense"), nullptr);
+}
+
+TEST_F(LeversTest, DevicesAndWhatGoesWithThem) {
+  Result<LeverValues> values = Read({});
+  ASSERT_TRUE(values.ok());
+  EXPECT_EQ(values->device.value, "cpu");
+  EXPECT_FALSE(values->CudaIndex());
+  values = Read({{"--device", "cuda"}});
+  ASSERT_TRUE(values.ok());
+  EXPECT_EQ(values->device.value, "cuda:0");
+  EXPECT_EQ(values->CudaIndex(), 0);
+  values = Read({{"--device", "cuda:3"}, {"--cuda-graph", "off"}});
+  ASSERT_TRUE(values.ok());
+  EXPECT_EQ(values->CudaIndex(), 3);
+  EXPECT_EQ(values->cuda_graph.value, "off");
+  for (const char* bad : {"cudax", "cuda:", "cuda:-1", "cuda:x", "cuda:99999", "gpu"})
+    ExpectRefused({{"--device", bad}}, {"--device", "not accepted", "cuda:N"});
+  ExpectRefused({{"--cuda-graph", "maybe"}}, {"--cuda-graph", "auto, on, off"});
+  ExpectRefused({{"--device", "cuda"}, {"--kv-granule", "2MiB"}}, {"--kv-granule", "driver"});
+  ExpectRefused({{"--device", "cuda"}, {"--backend", "ort"}}, {"--backend ort", "cuda:0"});
 }
 
 TEST_F(LeversTest, MinBucketImpliesBucketRounding) {

@@ -1,4 +1,4 @@
-// granule bench growth [MODEL]: runs every row of the table in a process of its own, and checks
+// granule bench: growth runs every row of the table in a process of its own, and checks
 // what must hold between them.
 #include <fcntl.h>
 #include <spawn.h>
@@ -12,7 +12,9 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "cli/bench_floor.h"
 #include "cli/bench_growth.h"
+#include "cli/bench_vmm.h"
 #include "cli/terminal.h"
 #include "cli/verbs.h"
 #include "engine/ort/ort_library.h"
@@ -26,14 +28,19 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr const char* kDefaultModel = "synth:qwen2.5-0.5b";
+constexpr const char* kFloorModel = "synth:qwen2.5-14b";
 
 VerbSyntax Syntax() {
   return {
       .name = "bench",
       .purpose = "counts what KV growth costs, by layout and kind",
-      .positionals = {"growth", "MODEL"},
-      .usage = "growth [MODEL] [--json | --markdown]",
+      .positionals = {"WHAT", "MODEL"},
+      .usage = "growth | floor | vmm [MODEL] [--device DEVICE] [--json | --markdown]",
       .flags = {ModelFlag(),
+                LeverFlag(LeverId::kDevice, "Options"),
+                LeverFlag(LeverId::kThreads, "Options"),
+                LeverFlag(LeverId::kCtxSize, "Options"),
+                LeverFlag(LeverId::kCudaGraph, "Options"),
                 {{"--json"}, "", "Options", "an array with one object per row"},
                 {{"--markdown"}, "", "Options", "the table for a document"},
                 {{"--row"},
@@ -44,7 +51,10 @@ VerbSyntax Syntax() {
           {{"granule bench growth",
             "the table on synth:qwen2.5-0.5b: 5 prompt tokens, 48 new ones, hard maximum 512"},
            {"granule bench growth models/smollm2-135m-instruct --markdown",
-            "the same on a model of yours"}},
+            "the same on a model of yours"},
+           {"granule bench floor --device cuda",
+            "what one sequence's KV holds at 1 to 32,000 tokens of a 14b geometry, by layout"},
+           {"granule bench vmm --device cuda", "what each call of virtual memory costs"}},
       .exit_codes = UsualExitCodes()};
 }
 
@@ -100,19 +110,20 @@ Result<std::string> RunChild(const std::string& model, const std::string& row) {
 // What must hold between the rows, whatever the numbers are. Empty = all of it.
 std::vector<std::string> Contradictions(const Json& rows) {
   std::vector<std::string> found;
-  std::map<std::string, Json> first;  // of each backend
+  std::map<std::string, Json> first;  // of each backend and device
   for (const Json& row : rows) {
     if (row["status"] != "ok") continue;
-    const std::string name =
-        Format("{} {} {} {}", row["backend"].get<std::string>(), row["layout"].get<std::string>(),
-               row["growth"].get<std::string>(), row["arm"].get<std::string>());
-    const Json& same = first.emplace(row["backend"].get<std::string>(), row).first->second;
+    const auto text = [&](const char* key) { return row[key].get<std::string>(); };
+    const std::string place = text("backend") + " " + text("device");
+    const std::string name = Format("{} {} {} {} capture {}", place, text("layout"), text("growth"),
+                                    text("arm"), text("capture"));
+    const Json& same = first.emplace(place, row).first->second;
     if (row["ids"] != same["ids"])
       found.push_back(name + ": other ids than the backend's first row");
     if (row["logits_hash"] != same["logits_hash"])
       found.push_back(name + ": other logits than the backend's first row");
     if (row["ids"] != first.begin()->second["ids"])
-      found.push_back(name + ": other ids than the other backend");
+      found.push_back(name + ": other ids than on another backend or device");
     if (row["arm"] == "forced" && row["rounding"] == "bucket") {
       const bool moves = row["growth"] != "commit";
       if (row["growth_events"] == 0) found.push_back(name + ": a forced row that did not grow");
@@ -126,6 +137,9 @@ std::vector<std::string> Contradictions(const Json& rows) {
       }
       if (!moves && row["growth_keeps"] != events)
         found.push_back(name + ": a growth by commit invalidated");
+      // A graph that every moving growth dropped was captured again after each.
+      if (text("capture") == "on" && row["captures"] != (moves ? events + 1 : 1))
+        found.push_back(name + ": captures contradict what was kept");
     }
   }
   return found;
@@ -139,6 +153,7 @@ std::string Cell(const Json& row, const char* key) {
 
 std::string Table(const Json& rows, bool markdown) {
   const std::pair<const char*, const char*> columns[] = {{"backend", "backend"},
+                                                         {"device", "device"},
                                                          {"layout", "layout"},
                                                          {"growth", "growth"},
                                                          {"rounding", "rounding"},
@@ -181,16 +196,21 @@ std::string Table(const Json& rows, bool markdown) {
   return out;
 }
 
+Result<int> BenchGrowth(const Arguments& arguments, const std::string& model);
+
 Result<int> Bench(const Invocation& invocation) {
   const Arguments& arguments = invocation.arguments;
-  if (arguments.positionals.empty() || arguments.positionals[0] != "growth") {
-    return Error(Code::kUsage,
-                 "bench what? Built so far: `granule bench growth [MODEL]`; \"{}\" is not",
-                 arguments.positionals.empty() ? "" : arguments.positionals[0]);
-  }
-  std::string model = arguments.positionals.size() > 1 ? arguments.positionals[1] : kDefaultModel;
+  const std::string what = arguments.positionals.empty() ? "" : arguments.positionals[0];
+  std::string model = arguments.positionals.size() > 1 ? arguments.positionals[1] : "";
   if (const auto flag = arguments.Find("--model")) model = *flag;
+  if (what == "growth") return BenchGrowth(arguments, model.empty() ? kDefaultModel : model);
+  if (what == "floor") return BenchFloor(arguments, model.empty() ? kFloorModel : model);
+  if (what == "vmm") return BenchVmm(arguments);
+  return Error(Code::kUsage,
+               "bench what? Built so far: growth, floor and vmm; \"{}\" is not", what);
+}
 
+Result<int> BenchGrowth(const Arguments& arguments, const std::string& model) {
   if (const auto text = arguments.Find("--row")) {
     const auto row = ParseCase(*text);
     if (!row.ok()) return row.status();
@@ -198,9 +218,22 @@ Result<int> Bench(const Invocation& invocation) {
     return 0;
   }
 
+  GrowthSelection selection;
+  selection.cuda = true;
+  if (const auto device = arguments.Find("--device")) {
+    constexpr LeverId kDevice[] = {LeverId::kDevice};
+    const auto levers = ReadLevers(kDevice, arguments.flags, ProcessEnvironment);
+    if (!levers.ok()) return levers.status();
+    selection.cuda = levers->CudaIndex().has_value();
+    selection.cpu = !selection.cuda;
+    if (selection.cuda) selection.cuda_device = levers->device.value;
+  }
   // ONNX Runtime reads files only: a made-up model is written for its rows.
-  const bool with_ort = engine::OrtLibrary::Open(engine::OrtPlaces::Usual(ProcessEnvironment)).ok();
-  const auto cases = GrowthCases(with_ort);
+  const bool with_ort =
+      selection.cpu &&
+      engine::OrtLibrary::Open(engine::OrtPlaces::Usual(ProcessEnvironment)).ok();
+  selection.ort = with_ort;
+  const auto cases = GrowthCases(selection);
   Json rows = Json::array();
   ScratchFolder folder;
   std::string ort_model = model;

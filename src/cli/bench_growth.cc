@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "base/levers.h"
 #include "generate/generate.h"
 #include "package/package.h"
 
@@ -32,11 +33,14 @@ struct Finished {
 };
 
 Result<Finished> Run(const std::string& model_path, const GrowthCase& row) {
-  auto package = package::Open(model_path);
+  const std::optional<int> gpu = CudaIndexOf(row.device);
+  auto package = package::Open(model_path,
+                               gpu ? package::Weights::kOnDemand : package::Weights::kAll);
   if (!package.ok()) return package.status();
   engine::DeviceOptions device_options;
   device_options.granule_bytes = kGranuleBytes;
-  auto device = engine::DeviceContext::CreateCpu(device_options);
+  auto device = gpu ? engine::DeviceContext::CreateCuda(device_options, *gpu)
+                    : engine::DeviceContext::CreateCpu(device_options);
   if (!device.ok()) return device.status();
   auto model = engine::Model::Load(**device, std::move(*package), row.backend);
   if (!model.ok()) return model.status();
@@ -48,6 +52,8 @@ Result<Finished> Run(const std::string& model_path, const GrowthCase& row) {
   options.policy.min_bucket = row.forced ? kForcedFloor : kControlFloor;
   options.explicit_limit = kv::Limit{kHardMax, "bench growth"};
   options.capture_policy = kv::CapturePolicy::kSeed;
+  options.capture = row.capture ? kv::CaptureMode::kOn : kv::CaptureMode::kOff;
+  options.capture_source = "bench growth";
   engine::Engine engine(**device, **model, options);
   auto sequence = engine.NewSequence();
   if (!sequence.ok()) return sequence.status();
@@ -67,12 +73,12 @@ Json RowJson(const GrowthCase& row) {
   return {{"layout", kv::LayoutName(row.layout)},       {"growth", kv::GrowthName(row.growth)},
           {"rounding", kv::RoundingName(row.rounding)}, {"capture", row.capture ? "on" : "off"},
           {"arm", row.forced ? "forced" : "control"},   {"backend", BackendName(row.backend)},
-          {"device", row.capture ? "cuda" : "cpu"}};
+          {"device", row.device}};
 }
 
 }  // namespace
 
-std::vector<GrowthCase> GrowthCases(bool with_ort) {
+std::vector<GrowthCase> GrowthCases(const GrowthSelection& selection) {
   using engine::BackendKind;
   using kv::GrowthKind;
   using kv::LayoutKind;
@@ -81,37 +87,43 @@ std::vector<GrowthCase> GrowthCases(bool with_ort) {
   const kv::LayoutChoice layouts[] = {
       head, seq, {LayoutKind::kStripe, 4}, {LayoutKind::kTokenMajor, 0}};
   std::vector<GrowthCase> cases;
-  const auto add = [&](BackendKind backend, const kv::LayoutChoice& layout, GrowthKind growth,
-                       bool capture) {
+  const auto add = [&](BackendKind backend, const std::string& device,
+                       const kv::LayoutChoice& layout, GrowthKind growth, bool capture) {
     for (const bool forced : {true, false}) {
-      cases.push_back({backend, layout, growth, kv::Rounding::kBucket, forced, capture});
+      cases.push_back(
+          {backend, layout, growth, kv::Rounding::kBucket, forced, capture, device});
     }
   };
-  // The seeds' rows: in-place head-major is restride, in-place seq-major is commit.
-  for (const bool capture : {true, false}) {
-    add(BackendKind::kNative, head, GrowthKind::kRestride, capture);
-    add(BackendKind::kNative, seq, GrowthKind::kCommit, capture);
+  const auto add_device = [&](const std::string& device, bool capture) {
+    // The seeds' rows first: in-place head-major is restride, in-place seq-major is commit.
+    add(BackendKind::kNative, device, head, GrowthKind::kRestride, capture);
+    add(BackendKind::kNative, device, seq, GrowthKind::kCommit, capture);
+    for (const kv::LayoutChoice& layout : {layouts[3], layouts[0], layouts[2]})
+      add(BackendKind::kNative, device, layout, GrowthKind::kCommit, capture);
+    for (const kv::LayoutChoice& layout : layouts)
+      add(BackendKind::kNative, device, layout, GrowthKind::kRealloc, capture);
+    for (const kv::LayoutChoice& layout : layouts) {
+      cases.push_back({BackendKind::kNative, layout, GrowthKind::kCommit, kv::Rounding::kGranule,
+                       true, capture, device});
+    }
+  };
+  if (selection.cpu) add_device("cpu", false);
+  if (selection.cuda) {
+    add_device(selection.cuda_device, true);
+    add_device(selection.cuda_device, false);
   }
-  add(BackendKind::kNative, head, GrowthKind::kCommit, false);
-  for (const kv::LayoutChoice& layout : {layouts[2], layouts[3]})
-    add(BackendKind::kNative, layout, GrowthKind::kCommit, false);
-  for (const kv::LayoutChoice& layout : layouts)
-    add(BackendKind::kNative, layout, GrowthKind::kRealloc, false);
-  for (const kv::LayoutChoice& layout : layouts) {
-    cases.push_back(
-        {BackendKind::kNative, layout, GrowthKind::kCommit, kv::Rounding::kGranule, true, false});
-  }
-  if (with_ort) {
+  if (selection.ort) {
     for (const GrowthKind growth :
          {GrowthKind::kCommit, GrowthKind::kRestride, GrowthKind::kRealloc}) {
-      add(BackendKind::kOrt, head, growth, false);
+      add(BackendKind::kOrt, "cpu", head, growth, false);
     }
   }
   return cases;
 }
 
 std::string CaseText(const GrowthCase& row) {
-  return Format("{},{},{},{},{},{}", BackendName(row.backend), kv::LayoutName(row.layout),
+  return Format("{},{},{},{},{},{},{}", BackendName(row.backend), row.device,
+                kv::LayoutName(row.layout),
                 kv::GrowthName(row.growth), kv::RoundingName(row.rounding),
                 row.forced ? "forced" : "control", row.capture ? "on" : "off");
 }
@@ -123,26 +135,23 @@ Result<GrowthCase> ParseCase(const std::string& text) {
   const Status bad =
       Error(Code::kUsage,
             "--row: \"{}\" is no row; accepted: what `granule bench growth` passes on", text);
-  if (parts.size() != 6) return bad;
+  if (parts.size() != 7) return bad;
   GrowthCase row;
-  const auto layout = kv::ParseLayout(parts[1]);
-  const auto growth = kv::ParseGrowth(parts[2]);
+  const auto layout = kv::ParseLayout(parts[2]);
+  const auto growth = kv::ParseGrowth(parts[3]);
   if (!layout.ok() || !growth.ok()) return bad;
   row.backend = parts[0] == "ort" ? engine::BackendKind::kOrt : engine::BackendKind::kNative;
   row.layout = *layout;
   row.growth = *growth;
-  row.rounding = parts[3] == "granule" ? kv::Rounding::kGranule : kv::Rounding::kBucket;
-  row.forced = parts[4] == "forced";
-  row.capture = parts[5] == "on";
+  row.device = parts[1];
+  row.rounding = parts[4] == "granule" ? kv::Rounding::kGranule : kv::Rounding::kBucket;
+  row.forced = parts[5] == "forced";
+  row.capture = parts[6] == "on";
   return CaseText(row) == text ? Result<GrowthCase>(row) : Result<GrowthCase>(bad);
 }
 
 std::string RunGrowthCase(const std::string& model, const GrowthCase& row) {
   Json json = RowJson(row);
-  if (row.capture) {
-    json["status"] = "no CUDA in this build: nothing was captured";
-    return json.dump();
-  }
   const auto finished = Run(model, row);
   if (!finished.ok()) {
     json["status"] = finished.status().message();

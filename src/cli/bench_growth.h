@@ -20,12 +20,21 @@ struct GrowthCase {
   kv::Rounding rounding = kv::Rounding::kBucket;
   bool forced = true;    // floor 8: three growths; otherwise the control, floor 64: none
   bool capture = false;  // needs a GPU
+  std::string device = "cpu";  // or "cuda:0"
 };
 
-// Every combination that means something, native first.
-std::vector<GrowthCase> GrowthCases(bool with_ort);
+// Which devices and backends to have rows for.
+struct GrowthSelection {
+  bool cpu = true;
+  bool ort = false;   // on the CPU
+  bool cuda = false;  // rows that a GPU can run; without one they say why not
+  std::string cuda_device = "cuda:0";
+};
 
-// "native,seq-major,commit,bucket,forced,off": how a parent tells its child which row to run.
+// Every combination that means something: native on the CPU, on the GPU, then ONNX Runtime.
+std::vector<GrowthCase> GrowthCases(const GrowthSelection& selection);
+
+// "native,cpu,seq-major,commit,bucket,forced,off": how a parent tells its child which row to run.
 std::string CaseText(const GrowthCase& row);
 Result<GrowthCase> ParseCase(const std::string& text);
 

@@ -11,9 +11,12 @@
 
 namespace granule::cli {
 
+// The threads of a record that is a GPU's.
+inline constexpr int kGpuThreads = 0;
+
 // What one CPU model reaches with so many threads of this instruction-set level.
 struct Ceiling {
-  std::string cpu;
+  std::string cpu;  // or a GPU's name
   int threads = 0;
   Isa isa = Isa::kPortable;
   double read_bytes_per_second = 0;

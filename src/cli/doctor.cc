@@ -5,6 +5,7 @@
 
 #include "base/cgroup.h"
 #include "cli/ceilings.h"
+#include "cli/doctor_cuda.h"
 #include "cli/terminal.h"
 #include "cli/verbs.h"
 #include "engine/device.h"
@@ -167,7 +168,7 @@ std::vector<Ceiling> MeasureCeilings(const Machine& machine, const std::vector<C
 }
 
 std::string AsText(const Machine& machine, const std::vector<Ceiling>& ceilings,
-                   const std::string& stored_in) {
+                   const CudaReport& cuda, const std::string& stored_in) {
   std::string out;
   const auto line = [&](std::string name, const std::string& text) {
     name.resize(16, ' ');
@@ -190,7 +191,7 @@ std::string AsText(const Machine& machine, const std::vector<Ceiling>& ceilings,
   line("ONNX Runtime", machine.ort_version.empty() ? machine.ort_reason
                                                    : Format("{} ({}), for --backend ort",
                                                             machine.ort_version, machine.ort_path));
-  line("CUDA", "not built");
+  for (size_t i = 0; i < cuda.lines.size(); ++i) line(i == 0 ? "CUDA" : "", cuda.lines[i]);
   out += "\nceilings         read GB/s   fp32 multiply-add GFLOP/s\n";
   for (const Ceiling& c : ceilings) {
     out += Format("{:>3} thread{}     {:>9.1f}   {:>9.0f}\n", c.threads, c.threads == 1 ? " " : "s",
@@ -201,7 +202,7 @@ std::string AsText(const Machine& machine, const std::vector<Ceiling>& ceilings,
 }
 
 std::string AsJson(const Machine& machine, const std::vector<Ceiling>& ceilings,
-                   const std::string& stored_in) {
+                   const CudaReport& cuda, const std::string& stored_in) {
   Json list = Json::array();
   for (const Ceiling& c : ceilings) {
     list.push_back({{"threads", c.threads},
@@ -231,7 +232,7 @@ std::string AsJson(const Machine& machine, const std::vector<Ceiling>& ceilings,
       {"onnx_runtime", machine.ort_version.empty()
                            ? Json()
                            : Json{{"version", machine.ort_version}, {"path", machine.ort_path}}},
-      {"cuda", nullptr},
+      {"cuda", Json::parse(cuda.json)},
       {"ceilings", std::move(list)},
       {"ceilings_file", stored_in.empty() ? Json() : Json(stored_in)},
   };
@@ -256,13 +257,16 @@ Result<int> Doctor(const Invocation& invocation) {
   }
   const std::vector<Ceiling> ceilings = MeasureCeilings(*machine, stored);
   if (InterruptFlag().load()) return ExitCode(Code::kInterrupted);
+  const CudaReport cuda = ExamineCuda();
   // A cache that cannot be written costs the share in later runs and nothing else.
-  const Status kept = StoreCeilings(path, ceilings);
+  std::vector<Ceiling> all = ceilings;
+  all.insert(all.end(), cuda.ceilings.begin(), cuda.ceilings.end());
+  const Status kept = StoreCeilings(path, all);
   if (!kept.ok()) Warn("doctor", "the ceilings are not stored: " + kept.message());
   if (arguments.Has("--quiet")) return 0;
   const std::string stored_in = kept.ok() ? path.native() : std::string();
-  if (Status s = WriteStdout(arguments.Has("--json") ? AsJson(*machine, ceilings, stored_in)
-                                                     : AsText(*machine, ceilings, stored_in));
+  if (Status s = WriteStdout(arguments.Has("--json") ? AsJson(*machine, ceilings, cuda, stored_in)
+                                                     : AsText(*machine, ceilings, cuda, stored_in));
       !s.ok()) {
     return s;
   }

@@ -13,6 +13,7 @@
 #include "cli/sampling.h"
 #include "cli/terminal.h"
 #include "cli/verbs.h"
+#include "engine/cuda/gpu.h"
 #include "engine/engine.h"
 #include "generate/generate.h"
 #include "package/package.h"
@@ -72,6 +73,11 @@ Status ReadPrompt(const RunOptions& options, const package::Package& package, Se
   return CheckPromptIds(session.prompt, package.vocab_size);
 }
 
+kv::CaptureMode CaptureModeOf(const std::string& text) {
+  if (text == "on") return kv::CaptureMode::kOn;
+  return text == "off" ? kv::CaptureMode::kOff : kv::CaptureMode::kAuto;
+}
+
 engine::KvOptions KvOptionsOf(const RunOptions& options) {
   engine::KvOptions kv;
   kv.layout = options.layout;
@@ -82,11 +88,15 @@ engine::KvOptions KvOptionsOf(const RunOptions& options) {
   if (const Setting<std::optional<uint64_t>>& size = options.levers.ctx_size; size.value) {
     kv.explicit_limit = kv::Limit{*size.value, size.source};
   }
+  kv.capture = CaptureModeOf(options.levers.cuda_graph.value);
+  kv.capture_source = options.levers.cuda_graph.source;
   return kv;
 }
 
 Status OpenSession(const RunOptions& options, Session& session) {
-  Result<package::Package> package = package::Open(options.model);
+  const std::optional<int> gpu = options.levers.CudaIndex();
+  Result<package::Package> package = package::Open(
+      options.model, gpu ? package::Weights::kOnDemand : package::Weights::kAll);
   if (!package.ok()) return package.status();
   for (const std::string& warning : package->warnings) Warn("run", warning);
   if (Status s = ReadPrompt(options, *package, session); !s.ok()) return s;
@@ -96,11 +106,16 @@ Status OpenSession(const RunOptions& options, Session& session) {
   device_options.isa = options.levers.isa.value;
   device_options.granule_bytes = options.levers.kv_granule.value;
   Result<std::unique_ptr<engine::DeviceContext>> device =
-      engine::DeviceContext::CreateCpu(device_options);
+      gpu ? engine::DeviceContext::CreateCuda(device_options, *gpu)
+          : engine::DeviceContext::CreateCpu(device_options);
   if (!device.ok()) return device.status();
   session.device = std::move(*device);
-  Result<std::unique_ptr<engine::Model>> model =
-      engine::Model::Load(*session.device, std::move(*package), options.backend);
+  Progress progress("loading weights");
+  Result<std::unique_ptr<engine::Model>> model = engine::Model::Load(
+      *session.device, std::move(*package), options.backend, [&](uint64_t done, uint64_t total) {
+        progress.Update(done, total, Format("{} of {}", FormatBytes(done), FormatBytes(total)));
+      });
+  progress.Clear();
   if (!model.ok()) return model.status();
   session.model = std::move(*model);
   session.engine =
@@ -217,9 +232,11 @@ generate::Request MakeRequest(const RunOptions& options, const Session& session,
 
 // The stored ceiling of this machine for the threads in use. A cache that cannot be read is no
 // reason to bother anyone here: doctor says what is wrong with it.
-std::optional<Ceiling> KnownCeiling(const engine::DeviceContext& device) {
+std::optional<Ceiling> KnownCeiling(engine::DeviceContext& device) {
   const Result<std::vector<Ceiling>> stored = ReadCeilings(CeilingsPath());
   if (!stored.ok()) return std::nullopt;
+  if (const engine::Gpu* gpu = device.gpu())
+    return FindCeiling(*stored, gpu->device->facts().name, kGpuThreads, Isa::kPortable);
   return FindCeiling(*stored, CpuModelName(), device.threads(), device.kernels().isa);
 }
 
@@ -232,7 +249,7 @@ Result<int> Run(const Invocation& invocation) {
   if (Status s = OpenSession(*options, session); !s.ok()) return s;
   const Sampling sampling =
       ResolveSampling(options->sampling, session.model->package().generation, RandomSeed());
-  const engine::DeviceContext& device = *session.device;
+  engine::DeviceContext& device = *session.device;
 
   RunReport report;
   report.load_ms = Milliseconds(start, Clock::now());
@@ -264,6 +281,7 @@ Result<int> Run(const Invocation& invocation) {
   report.outcome = std::move(*outcome);
   report.sampling = sampling;
   report.levers = options->levers;
+  report.device_bytes = device.device_bytes();
   report.threads = device.threads();
   report.threads_reason = device.threads_reason();
   report.isa = device.kernels().isa;

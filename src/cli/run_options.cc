@@ -9,7 +9,8 @@ namespace {
 constexpr LeverId kLeversOfRun[] = {
     LeverId::kThreads,  LeverId::kUbatchSize, LeverId::kDevice,      LeverId::kBackend,
     LeverId::kIsa,      LeverId::kAct,        LeverId::kCtxSize,     LeverId::kKvLayout,
-    LeverId::kKvGrowth, LeverId::kKvRounding, LeverId::kKvMinBucket, LeverId::kKvGranule};
+    LeverId::kKvGrowth, LeverId::kKvRounding, LeverId::kKvMinBucket, LeverId::kKvGranule,
+    LeverId::kCudaGraph};
 
 bool IsMemoryLever(LeverId id) {
   switch (id) {

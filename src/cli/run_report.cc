@@ -112,7 +112,12 @@ std::string RunReportJson(const RunReport& report) {
       {"memory",
        {{"rss_bytes", memory.rss_bytes},
         {"peak_rss_bytes", memory.peak_rss_bytes},
-        {"device_bytes", 0}}},
+        {"device_bytes", report.device_bytes}}},
+      {"device", report.levers.device.value},
+      {"cuda_graph",
+       {{"enabled", report.engine->capture_decision().enabled},
+        {"reason", report.engine->capture_decision().reason},
+        {"last", report.sequence->capture().last_reason()}}},
       {"threads", report.threads},
       {"threads_reason", report.threads_reason},
       {"isa", IsaName(report.isa)},
@@ -169,6 +174,7 @@ std::vector<std::string> VerboseLines(const engine::Engine& engine, const kv::Se
   line("threads", threads, levers.threads.source);
   line("isa", isa, levers.isa.source);
   line("device", levers.device.value, levers.device.source);
+  line("cuda-graph", engine.capture_decision().reason, levers.cuda_graph.source);
   line("backend", levers.backend.value, levers.backend.source);
   line("act", levers.act.value, levers.act.source);
   line("ubatch-size", std::to_string(levers.ubatch_size.value), levers.ubatch_size.source);

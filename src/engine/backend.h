@@ -22,6 +22,13 @@ struct StepBatch {
   std::span<const int64_t> wanted;           // ascending rows whose logits are wanted
 };
 
+// What became of a step that was to be captured or replayed.
+struct GraphRun {
+  const float* logits = nullptr;  // as Run's, where `result` is kDone; otherwise nothing ran
+  kv::StepResult result = kv::StepResult::kDone;
+  std::string reason;  // why not
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -37,6 +44,18 @@ class Backend {
   // Returns the logits [wanted, vocab_size], valid until the next call. A failure leaves slots
   // below every live length as they were.
   virtual Result<const float*> Run(const StepBatch& batch) = 0;
+
+  // The size class whose graph serves decode steps of this many sequences, 0 where there is none.
+  virtual int64_t GraphClass(int64_t) const { return 0; }
+  // Whether that class has a graph that is right for any sequence.
+  virtual bool HasGraph(int64_t) const { return false; }
+  // Captures the step into its class's graph and runs it, or runs the graph that is there.
+  virtual Result<GraphRun> RunGraph(const StepBatch&, kv::StepAction) {
+    return GraphRun{nullptr, kv::StepResult::kDeclined,
+                    Format("predicate `backend` declined capture: {} on a cpu, expected native on "
+                           "a GPU",
+                           name())};
+  }
 };
 
 }  // namespace granule::engine

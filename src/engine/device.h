@@ -17,6 +17,8 @@
 
 namespace granule::engine {
 
+struct Gpu;  // cuda/gpu.h
+
 struct DeviceOptions {
   int threads = 0;  // 0 = what affinity and quota allow
   Isa isa = BestIsa();
@@ -32,21 +34,36 @@ class DeviceContext {
   static Result<std::unique_ptr<DeviceContext>> CreateCpu(const DeviceOptions& options,
                                                           std::unique_ptr<memory::Vmm> vmm);
 
+  // A GPU by its index. Sequences live in its memory; the threads stay for what the host does.
+  // kUnavailable: no driver, no such device, a build without kernels for it.
+  static Result<std::unique_ptr<DeviceContext>> CreateCuda(const DeviceOptions& options, int index);
+  ~DeviceContext();
+
+  // "cpu", "cuda:0".
+  const std::string& name() const { return name_; }
+  Gpu* gpu() { return gpu_.get(); }  // null on a CPU
+  // Bytes of a GPU's memory that this process holds: buffers and physical KV. 0 on a CPU.
+  uint64_t device_bytes() const;
   int threads() const { return pool_.threads(); }
   const std::string& threads_reason() const { return threads_reason_; }
   const kernels::Context& kernels() const { return kernels_; }
   ThreadPool& pool() { return pool_; }
   memory::Vmm& vmm() { return *vmm_; }
-  kv::Store store() { return {vmm_.get(), &space_, &handles_, &table_, &parking_, nullptr}; }
+  kv::Store store() {
+    return {vmm_.get(), &space_, &handles_, &table_, &parking_, buffers_.get()};
+  }
 
  private:
-  DeviceContext(const DeviceOptions& options, int threads, std::string threads_reason,
-                std::unique_ptr<memory::Vmm> vmm);
+  DeviceContext(const DeviceOptions& options, std::unique_ptr<memory::Vmm> vmm,
+                std::unique_ptr<Gpu> gpu);
 
+  std::string name_;
+  std::unique_ptr<Gpu> gpu_;  // first: what follows lives on it
   std::string threads_reason_;
   ThreadPool pool_;
   kernels::Context kernels_;
   std::unique_ptr<memory::Vmm> vmm_;
+  std::unique_ptr<kv::BufferAllocator> buffers_;  // of a GPU; null: the heap
   memory::AddressSpace space_;
   memory::HandlePool handles_;
   memory::MappingTable table_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "engine/backend.h"
+#include "engine/cuda/cuda_backend.h"
 #include "engine/native/native_backend.h"
 #include "engine/ort/ort_backend.h"
 
@@ -10,6 +11,8 @@ namespace granule::engine {
 namespace {
 
 std::unique_ptr<Backend> MakeBackend(DeviceContext& device, const Model& model) {
+  if (device.gpu() != nullptr)
+    return MakeCudaBackend(*device.gpu(), model.plan(), model.kv_group());
   return model.backend() == BackendKind::kOrt ? MakeOrtBackend(model.ort())
                                               : MakeNativeBackend(device, model.plan());
 }
@@ -37,6 +40,11 @@ Engine::Engine(DeviceContext& device, const Model& model, KvOptions kv_options)
   };
   hard_max_ = kv::ResolveHardMax(kv_options_.explicit_limit, limit(model.package().context_length),
                                  limit(model.package().table_rows));
+  kv::CaptureInputs inputs;
+  inputs.mode = kv_options_.capture;
+  inputs.mode_source = kv_options_.capture_source;
+  inputs.device = device.name();
+  capture_ = kv::DecideCapture(inputs);
 }
 
 Engine::~Engine() = default;
@@ -49,6 +57,7 @@ Result<std::unique_ptr<kv::Sequence>> Engine::NewSequence() {
   options.hard_max = hard_max_;
   options.growth = kv_options_.growth;
   options.capture_policy = kv_options_.capture_policy;
+  options.capture_enabled = capture_.enabled;
   // Growth that moves tokens moves their mask too, where the graph reads one: 8 bytes each.
   if (model_.package().roles.attention_mask != onnx::kNone) options.mask_bytes_per_token = 8;
   if (const auto& stated = model_.package().context_length)
@@ -100,6 +109,50 @@ Status Engine::CollectRows(std::span<const StepItem> items) {
   return {};
 }
 
+// Eagerly, or through a captured graph: what the state machine of the sequence says, or for a batch
+// that of its size class.
+Result<const float*> Engine::RunRows(std::span<const StepItem> items) {
+  const StepBatch batch{rows_->sequences, rows_->token_ids, rows_->positions, rows_->places,
+                        rows_->wanted};
+  const bool decode = rows_->token_ids.size() == items.size() &&
+                      rows_->wanted.size() == rows_->token_ids.size();
+  const auto sequences = static_cast<int64_t>(items.size());
+  if (!decode || items.size() > 1) {
+    // Each sequence sees its own rows; a batch of decode rows is the class's to capture.
+    for (const StepItem& item : items) {
+      const auto rows = static_cast<int64_t>(item.tokens.size());
+      if (rows > 1 || !decode) {
+        item.sequence->capture().Finished(rows, kv::StepAction::kEager, kv::StepResult::kDone, "");
+      }
+    }
+    if (!decode || !capture_.enabled || backend_->GraphClass(sequences) == 0)
+      return backend_->Run(batch);
+  }
+  kv::GraphCapture& capture =
+      items.size() == 1
+          ? items[0].sequence->capture()
+          : class_captures_
+                .try_emplace(backend_->GraphClass(sequences), kv::CapturePolicy::kDefault,
+                             capture_.enabled)
+                .first->second;
+  if (backend_->HasGraph(sequences)) capture.Adopt();
+  for (kv::StepAction action = capture.Next(1);;) {
+    GraphRun run;
+    if (action == kv::StepAction::kEager) {
+      auto logits = backend_->Run(batch);
+      if (!logits.ok()) return logits.status();
+      run.logits = *logits;
+    } else {
+      auto graph = backend_->RunGraph(batch, action);
+      if (!graph.ok()) return graph.status();
+      run = std::move(*graph);
+    }
+    const auto again = capture.Finished(1, action, run.result, run.reason);
+    if (!again) return run.logits;
+    action = *again;
+  }
+}
+
 Result<StepOutput> Engine::Step(std::span<const StepItem> items) {
   // Check.
   if (Status s = CollectRows(items); !s.ok()) return s;
@@ -115,16 +168,11 @@ Result<StepOutput> Engine::Step(std::span<const StepItem> items) {
   }
 
   // Run.
-  auto logits = backend_->Run(
-      {rows_->sequences, rows_->token_ids, rows_->positions, rows_->places, rows_->wanted});
+  auto logits = RunRows(items);
   if (!logits.ok()) return logits.status();
 
   // The tokens are there now.
-  for (const StepItem& item : items) {
-    item.sequence->Advance(item.tokens.size());
-    item.sequence->capture().Finished(static_cast<int64_t>(item.tokens.size()),
-                                      kv::StepAction::kEager, kv::StepResult::kDone, "");
-  }
+  for (const StepItem& item : items) item.sequence->Advance(item.tokens.size());
   ++steps_;
   largest_step_rows_ = std::max(largest_step_rows_, row_count);
   return StepOutput{*logits, wanted_rows, model_.info().vocab_size};

@@ -5,6 +5,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -19,8 +21,9 @@ namespace granule::engine {
 
 using TokenId = int32_t;
 
-class Backend;    // backend.h
-struct Plan;      // native/plan.h
+class Backend;       // backend.h
+struct Plan;         // native/plan.h
+struct CudaWeights;  // cuda/cuda_weights.h
 struct OrtModel;  // ort/ort_model.h
 
 // What runs the graph: granule's own kernels, or ONNX Runtime opened at run time.
@@ -46,8 +49,11 @@ class Model {
   // source's pages. What has no native operator is refused: all such nodes with node name,
   // operator, domain and count. kOrt: ONNX Runtime loads the file; kUnavailable where the library
   // is missing or too old.
-  static Result<std::unique_ptr<Model>> Load(DeviceContext& device, package::Package package,
-                                             BackendKind backend = BackendKind::kNative);
+  // On a GPU the weights are uploaded: kExhausted with the bill where they do not fit. `progress` is
+  // called with bytes loaded and in all where that takes long; may be empty.
+  static Result<std::unique_ptr<Model>> Load(
+      DeviceContext& device, package::Package package, BackendKind backend = BackendKind::kNative,
+      const std::function<void(uint64_t, uint64_t)>& progress = {});
   ~Model();
 
   const ModelInfo& info() const { return info_; }
@@ -62,14 +68,16 @@ class Model {
 
  private:
   Model();
-  Status LoadNative(DeviceContext& device);
+  Status MakePlan(const kernels::Context* kernels);
   Status LoadOrt(DeviceContext& device);
+  Status LoadCuda(DeviceContext& device, const std::function<void(uint64_t, uint64_t)>& progress);
   void LowerTableRows(int64_t rows, const std::string& source);
 
   package::Package package_;
   ModelInfo info_;
   kv::Group group_;
   std::unique_ptr<Plan> plan_;
+  std::unique_ptr<CudaWeights> cuda_;  // what the plan points to, on a GPU
   std::unique_ptr<OrtModel> ort_;
 };
 
@@ -90,6 +98,8 @@ struct KvOptions {
   std::optional<kv::Limit> explicit_limit = {};  // --ctx-size
   kv::GrowthKind growth = kv::GrowthKind::kCommit;
   kv::CapturePolicy capture_policy = kv::CapturePolicy::kDefault;
+  kv::CaptureMode capture = kv::CaptureMode::kAuto;  // --cuda-graph
+  std::string capture_source = "default";
 };
 
 // One sequence's part of a step.
@@ -131,6 +141,8 @@ class Engine {
   const Model& model() const { return model_; }
   const kv::HardMax& hard_max() const { return hard_max_; }
   const KvOptions& kv_options() const { return kv_options_; }
+  // Whether decode steps are captured, and the predicate that said so.
+  const kv::CaptureDecision& capture_decision() const { return capture_; }
   // Steps run and the rows they had, for tests and reports.
   uint64_t steps() const { return steps_; }
   int64_t largest_step_rows() const { return largest_step_rows_; }
@@ -139,11 +151,14 @@ class Engine {
   struct Rows;
 
   Status CollectRows(std::span<const StepItem> items);
+  Result<const float*> RunRows(std::span<const StepItem> items);
 
   DeviceContext& device_;
   const Model& model_;
   KvOptions kv_options_;
   kv::HardMax hard_max_;
+  kv::CaptureDecision capture_;
+  std::map<int64_t, kv::GraphCapture> class_captures_;  // of batches, by size class
   std::unique_ptr<Rows> rows_;
   std::unique_ptr<Backend> backend_;
   uint64_t steps_ = 0;

@@ -1,6 +1,9 @@
 #include "engine/engine.h"
+
+#include "engine/cuda/cuda_weights.h"
 #include "engine/native/build_plan.h"
 #include "engine/ort/ort_model.h"
+#include "kernels/cuda/cuda_attention.h"
 
 namespace granule::engine {
 namespace {
@@ -81,8 +84,9 @@ struct Describe {
 Model::Model() = default;
 Model::~Model() = default;
 
-Result<std::unique_ptr<Model>> Model::Load(DeviceContext& device, package::Package package,
-                                           BackendKind backend) {
+Result<std::unique_ptr<Model>> Model::Load(
+    DeviceContext& device, package::Package package, BackendKind backend,
+    const std::function<void(uint64_t, uint64_t)>& progress) {
   std::unique_ptr<Model> model(new Model());
   model->package_ = std::move(package);
   const package::Package& p = model->package_;
@@ -93,14 +97,25 @@ Result<std::unique_ptr<Model>> Model::Load(DeviceContext& device, package::Packa
   info.layers = static_cast<int64_t>(model->group_.layers.size());
   info.kv_bytes_per_token = model->group_.BytesPerToken();
   info.source_weight_bytes = p.source_weight_bytes;
-  const Status status =
-      backend == BackendKind::kOrt ? model->LoadOrt(device) : model->LoadNative(device);
+  Status status;
+  if (device.gpu() != nullptr) {
+    status = backend == BackendKind::kOrt
+                 ? Error(Code::kUsage,
+                         "--backend ort runs on the CPU: use --device cpu, or --backend native")
+                 : model->LoadCuda(device, progress);
+  } else if (p.on_demand != nullptr) {
+    status = Error(Code::kInternal,
+                   "{} was opened without its weights, which only a GPU makes by itself", p.name);
+  } else {
+    status = backend == BackendKind::kOrt ? model->LoadOrt(device) : model->MakePlan(&device.kernels());
+  }
   if (!status.ok()) return status;
   return model;
 }
 
-Status Model::LoadNative(DeviceContext& device) {
-  auto built = BuildPlan(package_, &device.kernels());
+// The plan, with weights packed for the CPU or, without `kernels`, as sources alone.
+Status Model::MakePlan(const kernels::Context* kernels) {
+  auto built = BuildPlan(package_, kernels);
   if (!built.ok()) return built.status().In(package_.folder.string());
   if (!built->unsupported.empty()) {
     return Refusal(built->unsupported).In(package_.folder.string());
@@ -111,6 +126,23 @@ Status Model::LoadNative(DeviceContext& device) {
   info_.vocab_size = plan_->vocab_size;
   info_.packed_weight_bytes = built->packed_bytes;
   info_.macs_per_token = built->macs_per_token;
+  return {};
+}
+
+Status Model::LoadCuda(DeviceContext& device,
+                       const std::function<void(uint64_t, uint64_t)>& progress) {
+  if (Status s = MakePlan(nullptr); !s.ok()) return s;
+  for (const PlanStep& step : plan_->steps) {
+    const auto* attention = std::get_if<AttentionStep>(&step);
+    if (attention == nullptr) continue;
+    const DType type = group_.layers[static_cast<size_t>(attention->layer)].dtype;
+    if (Status s = kernels::CheckCudaAttention(attention->shape, type); !s.ok())
+      return s.In(Format("attention layer {}", attention->layer));
+  }
+  auto weights = PutOnDevice(*device.gpu(), *plan_, package_.on_demand.get(), progress);
+  if (!weights.ok()) return weights.status();
+  cuda_ = std::make_unique<CudaWeights>(std::move(*weights));
+  info_.packed_weight_bytes = cuda_->bytes;
   return {};
 }
 

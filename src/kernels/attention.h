@@ -32,6 +32,7 @@ struct Rotary {
   const float* sin = nullptr;
   int64_t rotary_dim = 0;    // even, <= head_dim; only these first lanes rotate. 0 = no rotation
   bool interleaved = false;  // pairs (2i, 2i+1) instead of (i, i + rotary_dim/2)
+  int64_t table_rows = 0;    // positions that the tables have
 };
 
 // Rotates q in place and writes rotated k, and v, of every row to its slot. q: [R, Hq*D] with ldq,

@@ -82,6 +82,7 @@ std::optional<StepAction> GraphCapture::Finished(int64_t rows, StepAction action
       GRANULE_CHECK(phase_ == CapturePhase::kArmed);
       if (result == StepResult::kDone) {
         ++counters_.captures;
+        invalidated_ = false;
         counters_.graph_existed = true;
         phase_ = CapturePhase::kReady;
         return std::nullopt;
@@ -103,9 +104,17 @@ std::optional<StepAction> GraphCapture::Finished(int64_t rows, StepAction action
   return std::nullopt;
 }
 
+void GraphCapture::Adopt() {
+  if (!enabled_ || policy_ != CapturePolicy::kDefault || invalidated_) return;
+  if (phase_ != CapturePhase::kNeedsWarmup && phase_ != CapturePhase::kArmed) return;
+  phase_ = CapturePhase::kReady;
+  counters_.graph_existed = true;
+}
+
 void GraphCapture::Invalidate(const std::string& reason) {
   GRANULE_DCHECK(reason.starts_with("invalidated"));
   ++counters_.invalidations;
+  invalidated_ = true;
   last_reason_ = reason;
   if (phase_ != CapturePhase::kUnsupported) phase_ = CapturePhase::kNeedsWarmup;
 }

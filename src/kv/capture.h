@@ -64,6 +64,9 @@ class GraphCapture {
   std::optional<StepAction> Finished(int64_t rows, StepAction action, StepResult result,
                                      const std::string& reason);
 
+  // The device has a graph already that serves any sequence: no warm-up is needed, unless a graph
+  // was invalidated here. For CapturePolicy::kDefault; kSeed counts each sequence's own.
+  void Adopt();
   void Invalidate(const std::string& reason);
   void Keep(const std::string& reason);  // a growth left every pointer and shape as it was
   void Rewound();
@@ -77,6 +80,7 @@ class GraphCapture {
   CapturePolicy policy_;
   bool enabled_;
   CapturePhase phase_ = CapturePhase::kNeedsWarmup;
+  bool invalidated_ = false;  // since the last capture
   CaptureCounters counters_;
   std::string last_reason_;
 };

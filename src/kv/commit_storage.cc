@@ -1,7 +1,6 @@
 #include "kv/commit_storage.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "base/arith.h"
 #include "base/check.h"
@@ -92,7 +91,10 @@ Status CommitStorage::Build(const GrowthStep& step) {
   if (!committed.ok()) return committed.status();
   staged_ = std::move(*committed);
   for (const memory::AddressRange& range : staged_.stale) {
-    std::memset(reinterpret_cast<void*>(range.base), 0, range.bytes);
+    const Status zeroed = store_.vmm->Zero(range);
+    if (zeroed.ok()) continue;
+    const Status undone = Abandon(step);
+    return undone.ok() || zeroed.code() == Code::kDeviceLost ? zeroed : undone;
   }
   return {};
 }
@@ -112,6 +114,31 @@ uint64_t CommitStorage::Publish(const GrowthStep&) {
   return 0;
 }
 
+Status CommitStorage::Prepare(uint64_t old_committed, uint64_t new_committed) {
+  for (const auto& [bytes, count] :
+       store_.table->HandlesFor(Ranges(old_committed, new_committed))) {
+    if (Status s = store_.pool->Prefill(bytes, count); !s.ok()) return s;
+  }
+  return {};
+}
+
+// The longest length whose slots are all backed, where those of `known` are: a handle of several
+// granules stays whole while any of its bytes is needed.
+uint64_t CommitStorage::BackedLength(uint64_t known) const {
+  if (store_.vmm->capabilities().max_handle_bytes == granule()) return HeldBy(known);
+  uint64_t backed = known;
+  uint64_t end = layout_.capacity;
+  while (backed < end) {
+    const uint64_t middle = backed + (end - backed + 1) / 2;
+    if (store_.table->WouldCommitBytes(Ranges(backed, middle)) == 0) {
+      backed = middle;
+    } else {
+      end = middle - 1;
+    }
+  }
+  return backed;
+}
+
 Result<uint64_t> CommitStorage::Shrink(uint64_t length) {
   // Everything between the windows that the kept tokens touch goes back.
   uint64_t at = 0;
@@ -127,7 +154,7 @@ Result<uint64_t> CommitStorage::Shrink(uint64_t length) {
     at = kept.end;
   }
   if (!status.ok()) return status;
-  return length == 0 ? 0 : HeldBy(length);
+  return length == 0 ? 0 : BackedLength(length);
 }
 
 StorageBytes CommitStorage::bytes(uint64_t committed) const {
@@ -148,38 +175,50 @@ GrowthNeed CommitStorage::Need(const GrowthStep& step) const {
 }
 
 bool CommitStorage::IsValid(uint64_t committed) const {
-  const uint64_t expected =
-      TouchedGranules(LiveRanges(layout_, 0, committed), granule()) * granule();
-  return store_.table->BackedBytes(range_) == expected &&
-         store_.table->WouldCommitBytes(Ranges(0, committed)) == 0;
+  const auto ranges = Ranges(0, committed);
+  const uint64_t backed = store_.table->BackedBytes(range_);
+  if (store_.vmm->capabilities().max_handle_bytes == granule() &&
+      backed != TouchedGranules(LiveRanges(layout_, 0, committed), granule()) * granule()) {
+    return false;
+  }
+  return backed == store_.table->HandleBytesUnder(ranges) &&
+         store_.table->WouldCommitBytes(ranges) == 0;
+}
+
+// The parent's handles that live tokens fill to the last byte, as ranges here.
+std::vector<memory::AddressRange> CommitStorage::FullHandles(const CommitStorage& parent,
+                                                             uint64_t live) const {
+  std::vector<ByteRange> ranges = LiveRanges(layout_, 0, live);
+  std::sort(ranges.begin(), ranges.end(),
+            [](const ByteRange& a, const ByteRange& b) { return a.begin < b.begin; });
+  std::vector<memory::AddressRange> handles;
+  for (size_t i = 0; i < ranges.size();) {
+    ByteRange run = ranges[i++];
+    while (i < ranges.size() && ranges[i].begin <= run.end)
+      run.end = std::max(run.end, ranges[i++].end);
+    for (const memory::AddressRange& handle : store_.table->WholeHandles(
+             {parent.range_.base + run.begin, static_cast<size_t>(run.end - run.begin)})) {
+      handles.push_back({handle.base - parent.range_.base + range_.base, handle.bytes});
+    }
+  }
+  return handles;
 }
 
 Result<uint64_t> CommitStorage::ShareFrom(CommitStorage& parent, uint64_t live) {
   GRANULE_CHECK(parent.layout_ == layout_ && store_.table->BackedBytes(range_) == 0);
   if (live == 0) return 0;
-  std::vector<ByteRange> ranges = LiveRanges(layout_, 0, live);
-  std::sort(ranges.begin(), ranges.end(),
-            [](const ByteRange& a, const ByteRange& b) { return a.begin < b.begin; });
-
-  // Granules that live tokens fill to the last byte can be shown; the others are copied.
-  std::vector<ByteRange> shared;
+  // What is not shown is copied: the rest of the granules that live tokens touch.
+  const std::vector<memory::AddressRange> shared = FullHandles(parent, live);
   std::vector<memory::AddressRange> copied;
-  size_t first = 0;
-  for (const ByteRange& window : TouchedWindows(ranges, granule())) {
-    for (uint64_t at = window.begin; at < window.end; at += granule()) {
-      while (ranges[first].end <= at) ++first;
-      uint64_t covered = 0;
-      for (size_t i = first; i < ranges.size() && ranges[i].begin < at + granule(); ++i) {
-        covered += std::min(ranges[i].end, at + granule()) - std::max(ranges[i].begin, at);
-      }
-      if (covered < granule()) {
-        copied.push_back({range_.base + at, granule()});
-      } else if (!shared.empty() && shared.back().end == at) {
-        shared.back().end += granule();
-      } else {
-        shared.push_back({at, at + granule()});
-      }
+  auto next = shared.begin();
+  for (const ByteRange& window : TouchedWindows(LiveRanges(layout_, 0, live), granule())) {
+    memory::Address at = range_.base + window.begin;
+    const memory::Address end = range_.base + window.end;
+    for (; next != shared.end() && next->base < end; ++next) {
+      if (next->base > at) copied.push_back({at, next->base - at});
+      at = next->end();
     }
+    if (at < end) copied.push_back({at, end - at});
   }
 
   const auto undo = [&](const Status& status) {
@@ -187,17 +226,19 @@ Result<uint64_t> CommitStorage::ShareFrom(CommitStorage& parent, uint64_t live) 
     (void)store_.table->Decommit(range_);
     return status;
   };
+  const auto source = [&](const memory::AddressRange& range) {
+    return parent.range_.base + (range.base - range_.base);
+  };
   auto committed = store_.table->Commit(copied);
   if (!committed.ok()) return committed.status();
-  for (const ByteRange& range : shared) {
-    const Status s = store_.table->Share(
-        parent.range_.base + range.begin, range_.base + range.begin,
-        static_cast<size_t>(range.end - range.begin), memory::Access::kReadOnly);
+  for (const memory::AddressRange& handle : shared) {
+    const Status s = store_.table->Share(source(handle), handle.base, handle.bytes,
+                                         memory::Access::kReadOnly);
     if (!s.ok()) return undo(s);
   }
-  for (const memory::AddressRange& granule_range : copied) {
-    std::memcpy(reinterpret_cast<void*>(granule_range.base),
-                parent.base() + (granule_range.base - range_.base), granule_range.bytes);
+  for (const memory::AddressRange& rest : copied) {
+    const Status s = store_.vmm->Copy(rest.base, source(rest), rest.bytes);
+    if (!s.ok()) return undo(s);
   }
   granules_mapped_ += committed->new_bytes / granule();
   may_be_shared_ = true;

@@ -34,8 +34,12 @@ class CommitStorage final : public Storage {
   GrowthNeed Need(const GrowthStep& step) const override;
   bool IsValid(uint64_t committed) const override;
 
-  // Shows the first `live` tokens of `parent` here: granules that hold nothing else are shared
-  // read-only, the rest is copied. This storage is empty before; after a failure it is empty again.
+  // Creates the handles that a growth of the committed length would map, ahead of it: they wait in
+  // the pool. Nothing is mapped.
+  Status Prepare(uint64_t old_committed, uint64_t new_committed);
+
+  // Shows the first `live` tokens of `parent` here: handles that hold nothing else are shared
+  // read-only, granules of the rest are copied. This storage is empty before; after a failure it is empty again.
   // Returns the committed length.
   Result<uint64_t> ShareFrom(CommitStorage& parent, uint64_t live);
   // Makes slots [first, end) writable where other sequences show the same memory: a private copy.
@@ -48,6 +52,8 @@ class CommitStorage final : public Storage {
   CommitStorage(const Store& store) : store_(store) {}  // NOLINT
 
   std::vector<memory::AddressRange> Ranges(uint64_t first, uint64_t end) const;
+  uint64_t BackedLength(uint64_t known) const;
+  std::vector<memory::AddressRange> FullHandles(const CommitStorage& parent, uint64_t live) const;
   uint64_t granule() const { return store_.vmm->capabilities().granule_bytes; }
 
   Store store_;

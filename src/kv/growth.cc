@@ -56,7 +56,8 @@ Result<GrowthOutcome> EnsureCapacity(GrowthBackend& backend, uint64_t hard_max, 
   std::string reason;
   if (Status s = Stage(backend, outcome.step, backend.Signature(), &outcome.kept, &reason);
       !s.ok()) {
-    return s.code() == Code::kPoisoned ? s : backend.GrowthFailed(outcome.step, s);
+    const bool ends_it = s.code() == Code::kPoisoned || s.code() == Code::kDeviceLost;
+    return ends_it ? s : backend.GrowthFailed(outcome.step, s);
   }
   backend.Publish(outcome.step, outcome.kept, reason);
   outcome.grew = true;

@@ -1,7 +1,5 @@
 // Storages whose strides follow the bucket, so that a growth moves live tokens.
 #include <algorithm>
-#include <cstdlib>
-#include <cstring>
 #include <vector>
 
 #include "base/arith.h"
@@ -72,7 +70,7 @@ class RestrideStorage final : public Storage {
   }
 
   // Maps the whole new bucket, then spreads the heads apart: last head first, so that nothing is
-  // overwritten before it has moved (a head moves up by head x (new - old) tokens; memmove covers
+  // overwritten before it has moved (a head moves up by head x (new - old) tokens; Copy covers
   // overlap of a head with itself).
   Status Build(const GrowthStep& step) override {
     Layout next = WithCapacity(reserved_, step.new_committed);
@@ -80,25 +78,28 @@ class RestrideStorage final : public Storage {
     if (!committed.ok()) return committed.status();
     fresh_ = std::move(committed->fresh);
     granules_staged_ = committed->new_bytes / granule();
-    for (const memory::AddressRange& range : committed->stale) {
-      std::memset(reinterpret_cast<void*>(range.base), 0, range.bytes);
-    }
-    const auto moves = Moves(layout_, next, step.live);
+    moves_ = Moves(layout_, next, step.live);
+    moved_from_ = moves_.size();
     copied_ = 0;
-    for (auto move = moves.rbegin(); move != moves.rend(); ++move)
-      MoveBytes(move->from, move->to, move->bytes);
-    for (const Move& move : moves) copied_ += move.from == move.to ? 0 : move.bytes;
-    ZeroBehind(next, step.live);
+    if (Status failure = Fill(next, committed->stale, step.live); !failure.ok()) {
+      const Status undone = Abandon(step);
+      return undone.ok() || failure.code() == Code::kDeviceLost ? failure : undone;
+    }
     staged_ = std::move(next);
     return {};
   }
 
-  // Moves the heads back together, first head first, then gives the new memory back.
+  // Moves back what has moved, first head first, then gives the new memory back.
   Status Abandon(const GrowthStep& step) override {
-    for (const Move& move : Moves(layout_, *staged_, step.live))
-      MoveBytes(move.to, move.from, move.bytes);
-    ZeroBehind(layout_, step.live);
     staged_.reset();
+    const bool moved = moved_from_ < moves_.size();
+    for (; moved_from_ < moves_.size(); ++moved_from_) {
+      const Move& move = moves_[moved_from_];
+      if (Status s = MoveBytes(move.to, move.from, move.bytes); !s.ok()) return Lost(s);
+    }
+    if (moved) {
+      if (Status s = ZeroBehind(layout_, step.live); !s.ok()) return Lost(s);
+    }
     Status first;
     for (const memory::AddressRange& range : fresh_) {
       if (Status s = store_.table->Decommit(range); !s.ok() && first.ok()) first = s;
@@ -111,6 +112,7 @@ class RestrideStorage final : public Storage {
     layout_ = std::move(*staged_);
     staged_.reset();
     fresh_.clear();
+    moves_.clear();
     granules_mapped_ += granules_staged_;
     return copied_;
   }
@@ -159,16 +161,40 @@ class RestrideStorage final : public Storage {
     return ranges;
   }
 
-  void MoveBytes(uint64_t from, uint64_t to, uint64_t bytes) {
-    if (from != to) std::memmove(base() + to, base() + from, bytes);
+  // What Build puts into the new memory. `moved_from_` says at any moment how far the moves came.
+  Status Fill(const Layout& next, const std::vector<memory::AddressRange>& stale, uint64_t live) {
+    for (const memory::AddressRange& range : stale) {
+      if (Status s = store_.vmm->Zero(range); !s.ok()) return s;
+    }
+    while (moved_from_ > 0) {
+      const Move& move = moves_[moved_from_ - 1];
+      if (Status s = MoveBytes(move.from, move.to, move.bytes); !s.ok()) return s;
+      --moved_from_;
+      copied_ += move.from == move.to ? 0 : move.bytes;
+    }
+    return ZeroBehind(next, live);
+  }
+
+  Status MoveBytes(uint64_t from, uint64_t to, uint64_t bytes) {
+    return from == to ? Status() : store_.vmm->Copy(range_.base + to, range_.base + from, bytes);
   }
 
   // Slots at and above the live length read as zeros, whatever moved away from there.
-  void ZeroBehind(const Layout& layout, uint64_t live) {
-    if (layout.capacity == 0) return;
+  Status ZeroBehind(const Layout& layout, uint64_t live) {
+    if (layout.capacity == 0) return {};
     for (const ByteRange& range : LiveRanges(layout, live, layout.capacity)) {
-      std::memset(base() + range.begin, 0, range.end - range.begin);
+      const Status s = store_.vmm->Zero(
+          {range_.base + range.begin, static_cast<size_t>(range.end - range.begin)});
+      if (!s.ok()) return s;
     }
+    return {};
+  }
+
+  // The strides are neither the old ones nor the new ones any more.
+  static Status Lost(const Status& cause) {
+    if (cause.code() == Code::kDeviceLost) return cause;
+    return Error(Code::kPoisoned, "live tokens that had moved could not be moved back: {}",
+                 cause.message());
   }
 
   Store store_;
@@ -176,6 +202,8 @@ class RestrideStorage final : public Storage {
   memory::AddressRange range_;
   std::optional<Layout> staged_;
   std::vector<memory::AddressRange> fresh_;
+  std::vector<Move> moves_;  // of the growth that is staged, ascending
+  size_t moved_from_ = 0;    // moves from this one on are done
   uint64_t copied_ = 0;
   uint64_t granules_staged_ = 0;
   uint64_t granules_mapped_ = 0;
@@ -222,11 +250,9 @@ class ReallocStorage final : public Storage {
     }
     auto buffer = buffers_.Allocate(next->bytes);
     if (!buffer.ok()) return buffer.status();
-    std::memset(*buffer, 0, next->bytes);
-    copied_ = 0;
-    for (const Move& move : Moves(layout_, *next, step.live)) {
-      std::memcpy(*buffer + move.to, buffer_ + move.from, move.bytes);
-      copied_ += move.bytes;
+    if (Status s = Fill(*buffer, *next, step.live); !s.ok()) {
+      buffers_.Free(*buffer);
+      return s;
     }
     staged_ = std::move(*next);
     staged_buffer_ = *buffer;
@@ -279,6 +305,20 @@ class ReallocStorage final : public Storage {
   }
 
  private:
+  // The new buffer is of the Vmm's device: its content goes through the Vmm as well.
+  Status Fill(std::byte* buffer, const Layout& next, uint64_t live) {
+    const auto to = reinterpret_cast<memory::Address>(buffer);
+    const auto from = reinterpret_cast<memory::Address>(buffer_);
+    if (Status s = store_.vmm->Zero({to, static_cast<size_t>(next.bytes)}); !s.ok()) return s;
+    copied_ = 0;
+    for (const Move& move : Moves(layout_, next, live)) {
+      const Status s = store_.vmm->Copy(to + move.to, from + move.from, move.bytes);
+      if (!s.ok()) return s;
+      copied_ += move.bytes;
+    }
+    return {};
+  }
+
   Store store_;
   BufferAllocator& buffers_;
   LayoutChoice choice_;

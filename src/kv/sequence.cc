@@ -28,6 +28,11 @@ Status CheckLevers(const Group& group, const SequenceOptions& options) {
   return {};
 }
 
+// A failure after which the sequence can only be closed.
+bool IsFinal(const Status& status) {
+  return status.code() == Code::kPoisoned || status.code() == Code::kDeviceLost;
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Sequence>> Sequence::Create(const Store& store, const Group& group,
@@ -58,8 +63,8 @@ Status Sequence::Ensure(uint64_t tokens) {
     const auto start = Clock::now();
     const auto outcome = EnsureCapacity(*this, options_.hard_max.or_unbounded(), tokens);
     if (!outcome.ok()) {
-      const bool lost = outcome.status().code() == Code::kPoisoned && poisoned_.ok();
-      return lost ? Poison("a growth", outcome.status()) : outcome.status();
+      const bool ended = IsFinal(outcome.status()) && poisoned_.ok();
+      return ended ? Poison("a growth", outcome.status()) : outcome.status();
     }
     const auto stall = std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - start);
     stall_.Add(static_cast<uint64_t>(stall.count()));
@@ -68,8 +73,15 @@ Status Sequence::Ensure(uint64_t tokens) {
   }
   if (commit_ == nullptr || tokens <= live_) return {};
   Status status = commit_->MakePrivate(live_, tokens);
-  if (status.code() == Code::kPoisoned) return Poison("making shared memory private", status);
-  return status;
+  return IsFinal(status) ? Poison("making shared memory private", status) : status;
+}
+
+Status Sequence::Prepare(uint64_t tokens) {
+  if (!poisoned_.ok()) return poisoned_;
+  const uint64_t bound = std::min(options_.hard_max.or_unbounded(), storage_->Limit());
+  const bool useful = commit_ != nullptr && store_.vmm->capabilities().create_is_slow;
+  if (!useful || tokens <= committed_ || tokens > bound) return {};
+  return commit_->Prepare(committed_, Target(tokens));
 }
 
 void Sequence::Advance(uint64_t count) {
@@ -143,8 +155,11 @@ uint64_t Sequence::Target(uint64_t required) const {
 }
 
 Status Sequence::Poison(const char* what, const Status& cause) {
-  poisoned_ = Error(Code::kPoisoned, "this sequence can only be closed: {} failed half-way: {}",
-                    what, cause.message());
+  poisoned_ = cause.code() == Code::kDeviceLost
+                  ? cause  // says it all
+                  : Error(Code::kPoisoned,
+                          "this sequence can only be closed: {} failed half-way: {}", what,
+                          cause.message());
   return poisoned_;
 }
 

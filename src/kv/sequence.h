@@ -43,10 +43,17 @@ class Sequence final : private GrowthBackend {
   Sequence& operator=(const Sequence&) = delete;
 
   // Makes slots [0, tokens) usable. On error nothing changed and the call may be repeated:
-  //   kCapacityExceeded  tokens is above the hard maximum (or the reservation of an unbounded
-  //   sequence) kExhausted         the system refused memory kPoisoned          an earlier failure
-  //   could not be undone; the sequence can only be closed
+  //   kCapacityExceeded  tokens is above the hard maximum, or the reservation of an unbounded one
+  //   kExhausted         the system refused memory
+  //   kPoisoned          a failure could not be undone; the sequence can only be closed
+  //   kDeviceLost        the GPU's context broke; the same
   Status Ensure(uint64_t tokens);
+  // Ahead of Ensure(tokens), on any thread, but not beside another call of this sequence: creates
+  // the handles that it would map and leaves them in the pool, unmapped, where creating is slow
+  // (commit growth; otherwise, and as far as the pool's bound does not reach, nothing). An error is
+  // no harm: Ensure creates what it lacks. Sequences that are prepared for the same step share what
+  // is in the pool.
+  Status Prepare(uint64_t tokens);
   // Tokens [live, live + count) were written; count <= committed - live.
   void Advance(uint64_t count);
   // Forgets tokens from `length` on; memory stays committed. Returns the length reached (== length
@@ -76,6 +83,7 @@ class Sequence final : private GrowthBackend {
   uint64_t capacity() const { return storage_->Capacity(); }
   uint64_t bytes_per_token() const { return layout().bytes_per_token; }
   GraphCapture& capture() { return capture_; }
+  const GraphCapture& capture() const { return capture_; }
   Counters counters() const;
   bool IsValid()
       const;  // walker: lengths ordered, every committed slot backed, nothing backed beyond policy

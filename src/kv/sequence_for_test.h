@@ -16,47 +16,64 @@ namespace granule::kv {
 
 constexpr size_t kGranule = 4096;
 
-// The heap, with a call that may fail and a count of what is out.
+// Plain buffers, with a call that may fail and a count of what is out.
 class FaultBuffers : public BufferAllocator {
  public:
+  explicit FaultBuffers(BufferAllocator& inner = PlainBuffers()) : inner_(inner) {}
   uint64_t fail_at = 0;
   uint64_t calls = 0;
   int64_t live = 0;
   Result<std::byte*> Allocate(uint64_t bytes) override {
     if (++calls == fail_at) return Error(Code::kExhausted, "injected: no buffer");
-    ++live;
-    return PlainBuffers().Allocate(bytes);
+    auto buffer = inner_.Allocate(bytes);
+    live += buffer.ok();
+    return buffer;
   }
   void Free(std::byte* buffer) override {
     --live;
-    PlainBuffers().Free(buffer);
+    inner_.Free(buffer);
   }
+
+ private:
+  BufferAllocator& inner_;
 };
 
 struct Fixture {
-  explicit Fixture(uint64_t retained_bytes = 0) {
+  explicit Fixture(uint64_t retained_bytes = 0, size_t max_handle_bytes = 0) {
     memory::HostVmmOptions options;
     options.granule_bytes = kGranule;
+    options.max_handle_bytes = max_handle_bytes;
     auto opened = memory::HostVmm::Open(options);
     EXPECT_TRUE(opened.ok());
-    host = std::move(*opened);
-    fault = std::make_unique<memory::FaultVmm>(*host);
-    space = std::make_unique<memory::AddressSpace>(*fault);
-    pool = std::make_unique<memory::HandlePool>(*fault, retained_bytes);
-    table = std::make_unique<memory::MappingTable>(*fault, *pool);
-    parking = std::make_unique<ParkingLot>(*space, *table);
+    inner = std::move(*opened);
+    buffers = std::make_unique<FaultBuffers>();
+    Stack(retained_bytes);
+  }
+  // Over another virtual memory, with plain buffers of the same device.
+  Fixture(std::unique_ptr<memory::Vmm> vmm, BufferAllocator& plain, uint64_t retained_bytes)
+      : inner(std::move(vmm)), buffers(std::make_unique<FaultBuffers>(plain)) {
+    Stack(retained_bytes);
   }
   Store store() const {
     return {fault.get(), space.get(), pool.get(), table.get(), parking.get(), buffers.get()};
   }
 
-  std::unique_ptr<memory::HostVmm> host;
+  std::unique_ptr<memory::Vmm> inner;
   std::unique_ptr<memory::FaultVmm> fault;
   std::unique_ptr<memory::AddressSpace> space;
   std::unique_ptr<memory::HandlePool> pool;
   std::unique_ptr<memory::MappingTable> table;
   std::unique_ptr<ParkingLot> parking;
-  std::unique_ptr<FaultBuffers> buffers = std::make_unique<FaultBuffers>();
+  std::unique_ptr<FaultBuffers> buffers;
+
+ private:
+  void Stack(uint64_t retained_bytes) {
+    fault = std::make_unique<memory::FaultVmm>(*inner);
+    space = std::make_unique<memory::AddressSpace>(*fault);
+    pool = std::make_unique<memory::HandlePool>(*fault, retained_bytes);
+    table = std::make_unique<memory::MappingTable>(*fault, *pool);
+    parking = std::make_unique<ParkingLot>(*space, *table);
+  }
 };
 
 inline Group TestGroup() {

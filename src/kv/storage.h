@@ -24,15 +24,17 @@ namespace granule::kv {
 
 class ParkingLot;  // parking.h
 
-// Plain memory for reallocation; tests put failures there.
+// Plain memory for reallocation, of the device that the Store's Vmm maps: its content goes through
+// the Vmm's Zero and Copy. Tests put failures there.
 class BufferAllocator {
  public:
   virtual ~BufferAllocator() = default;
   // 64-byte aligned, content undefined. kExhausted when there is none.
   virtual Result<std::byte*> Allocate(uint64_t bytes) = 0;
+  // Returns when nothing that was submitted can touch it any more.
   virtual void Free(std::byte* buffer) = 0;
 };
-BufferAllocator& PlainBuffers();  // the process's heap
+BufferAllocator& PlainBuffers();  // the process's heap (a GPU's: kv/cuda_buffers.h)
 
 // The memory of a device, shared by its sequences; outlives them.
 struct Store {

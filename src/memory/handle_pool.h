@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "memory/vmm.h"
@@ -37,8 +38,15 @@ class HandlePool {
   ~HandlePool();  // releases what is pooled
 
   // A handle of exactly `bytes`; pooled ones with the same home first, then any pooled one of that
-  // size, then a new one.
+  // size, then a new one. Where the system refuses a new one, pooled memory of other sizes is given
+  // back to it and it is asked once more.
   Result<AcquiredHandle> Acquire(size_t bytes, Address home);
+  // The same for a need that several handles may meet: where the system refuses, the largest
+  // smaller one of the pool comes before the pool is given back.
+  Result<AcquiredHandle> AcquireUpTo(size_t bytes, Address home);
+  // Creates handles ahead of their use, on any thread, until `count` of `bytes` are pooled or the
+  // bound is reached; they count as pooled. An error leaves those that were made.
+  Status Prefill(size_t bytes, uint64_t count);
   // Takes back a handle that is mapped nowhere. Keeps it within the bound, releases it otherwise; a
   // failed release quarantines it. Never fails.
   void Return(Handle handle, Address home);
@@ -59,6 +67,11 @@ class HandlePool {
     Handle handle;
     Address home;
   };
+
+  std::optional<AcquiredHandle> TakePooled(size_t bytes, Address home);
+  std::optional<AcquiredHandle> TakeLargestBelow(size_t bytes);
+  AcquiredHandle TakeOut(std::vector<Pooled>::iterator it);  // the lock is held
+  Result<AcquiredHandle> Create(size_t bytes, Address home);
 
   // Gives a handle that is counted in `live` (or was just taken out of the pool) back to the
   // system.

@@ -1,7 +1,7 @@
 #include "memory/mapping_table.h"
 
 #include <algorithm>
-#include <cstring>
+#include <bit>
 #include <iterator>
 #include <utility>
 
@@ -91,8 +91,22 @@ Status MappingTable::RefuseUncommittable(std::span<const AddressRange> ranges,
   return {};
 }
 
+// A window that a failed verb left behind: neither its addresses nor its handle are used again. The
+// handle is not in the pool's hands: it is quarantined here where nobody else shows it.
+void MappingTable::NotePoisoned(Address address, Handle handle) {
+  windows_.emplace(address, Window{handle, Access::kReadWrite, true});
+  Use& use = uses_[handle.id];
+  ++use.poisoned;
+  poisoned_bytes_ += handle.bytes;
+  if (use.references == 0 && use.poisoned == 1) pool_.Quarantine(handle);
+}
+
+// kPoisoned: the handle was taken over as well, and is not the caller's to give back.
 Status MappingTable::MapWindow(Address address, Handle handle, Address home, Access access) {
-  if (Status s = vmm_.Map(address, handle, access); !s.ok()) return s;
+  if (Status s = vmm_.Map(address, handle, access); !s.ok()) {
+    if (s.code() == Code::kPoisoned) NotePoisoned(address, handle);
+    return s;
+  }
   windows_.emplace(address, Window{handle, access, false});
   Use& use = uses_[handle.id];
   if (use.references++ == 0) {
@@ -132,15 +146,20 @@ MappingTable::Removed MappingTable::TakeAway(Windows::iterator it) {
   return removed;
 }
 
+size_t MappingTable::LargestPiece(size_t gap_bytes) const {
+  const size_t granules =
+      std::min(gap_bytes, vmm_.capabilities().max_handle_bytes) / granule_bytes_;
+  return std::bit_floor(granules) * granule_bytes_;
+}
+
 Status MappingTable::CommitGap(AddressRange gap, std::vector<Added>& added, Committed& out) {
-  const size_t longest = vmm_.capabilities().max_handle_bytes;
   while (gap.bytes > 0) {
-    const AddressRange piece{gap.base, std::min(gap.bytes, longest)};
-    const Result<AcquiredHandle> acquired = pool_.Acquire(piece.bytes, piece.base);
+    const Result<AcquiredHandle> acquired = pool_.AcquireUpTo(LargestPiece(gap.bytes), gap.base);
     if (!acquired.ok()) return acquired.status();
+    const AddressRange piece{gap.base, acquired->handle.bytes};
     if (Status s = MapWindow(piece.base, acquired->handle, acquired->home, Access::kReadWrite);
         !s.ok()) {
-      pool_.Undo(*acquired);
+      if (s.code() != Code::kPoisoned) pool_.Undo(*acquired);
       return s;
     }
     added.push_back({piece.base, *acquired});
@@ -182,7 +201,7 @@ Result<Committed> MappingTable::Commit(std::span<const AddressRange> ranges) {
     if (stuck.ok()) stuck = removed.status;
   }
   GRANULE_EXPENSIVE_CHECK(IsValidLocked());
-  if (stuck_bytes == 0) return failure;
+  if (stuck_bytes == 0 || failure.code() == Code::kDeviceLost) return failure;
   return Error(
       Code::kPoisoned,
       "{}; and {} bytes that were mapped before the failure could not be taken away again ({}): "
@@ -190,8 +209,10 @@ Result<Committed> MappingTable::Commit(std::span<const AddressRange> ranges) {
       failure.message(), stuck_bytes, stuck.message());
 }
 
-uint64_t MappingTable::WouldCommitBytes(std::span<const AddressRange> ranges) const {
-  std::lock_guard lock(mutex_);
+// Every gap that a Commit of the ranges would fill, once: two ranges may touch the same granule.
+template <class Visit>
+Status MappingTable::ForEachGapOnce(std::span<const AddressRange> ranges,
+                                    const Visit& visit) const {
   const auto before = [](const AddressRange& a, const AddressRange& b) { return a.base < b.base; };
   std::vector<AddressRange> sorted;
   if (!std::is_sorted(ranges.begin(), ranges.end(), before)) {
@@ -199,20 +220,40 @@ uint64_t MappingTable::WouldCommitBytes(std::span<const AddressRange> ranges) co
     std::sort(sorted.begin(), sorted.end(), before);
     ranges = sorted;
   }
-  uint64_t bytes = 0;
-  Address counted_to = 0;  // two ranges may touch the same granule
+  Address visited_to = 0;
   for (const AddressRange& range : ranges) {
     AddressRange whole = Granules(range);
-    if (whole.end() <= counted_to) continue;
-    if (whole.base < counted_to) whole = {counted_to, whole.end() - counted_to};
-    const Status always_ok = ForEachGap(whole, [&](AddressRange gap) {
-      bytes += gap.bytes;
-      return Status();
-    });
-    GRANULE_DCHECK(always_ok.ok());
-    counted_to = whole.end();
+    if (whole.end() <= visited_to) continue;
+    if (whole.base < visited_to) whole = {visited_to, whole.end() - visited_to};
+    if (Status s = ForEachGap(whole, visit); !s.ok()) return s;
+    visited_to = whole.end();
   }
+  return {};
+}
+
+uint64_t MappingTable::WouldCommitBytes(std::span<const AddressRange> ranges) const {
+  std::lock_guard lock(mutex_);
+  uint64_t bytes = 0;
+  const Status always_ok = ForEachGapOnce(ranges, [&](AddressRange gap) {
+    bytes += gap.bytes;
+    return Status();
+  });
+  GRANULE_DCHECK(always_ok.ok());
   return bytes;
+}
+
+std::map<size_t, uint64_t> MappingTable::HandlesFor(std::span<const AddressRange> ranges) const {
+  std::lock_guard lock(mutex_);
+  std::map<size_t, uint64_t> handles;
+  const Status always_ok = ForEachGapOnce(ranges, [&](AddressRange gap) {
+    for (size_t piece = 0; gap.bytes > 0; gap.bytes -= piece) {
+      piece = LargestPiece(gap.bytes);
+      ++handles[piece];
+    }
+    return Status();
+  });
+  GRANULE_DCHECK(always_ok.ok());
+  return handles;
 }
 
 Status MappingTable::CheckShare(Address source, Address target, size_t bytes) const {
@@ -264,7 +305,7 @@ Status MappingTable::Share(Address source, Address target, size_t bytes, Access 
     if (!removed.status.ok()) stuck_bytes += removed.handle.bytes;
   }
   GRANULE_EXPENSIVE_CHECK(IsValidLocked());
-  if (stuck_bytes == 0) return failure;
+  if (stuck_bytes == 0 || failure.code() == Code::kDeviceLost) return failure;
   return Error(
       Code::kPoisoned,
       "{}; and {} bytes that were shared before the failure could not be taken away again: their "
@@ -288,7 +329,7 @@ Status MappingTable::Decommit(AddressRange range) {
     if (first.ok()) first = removed.status;
   }
   GRANULE_EXPENSIVE_CHECK(IsValidLocked());
-  if (first.ok()) return {};
+  if (first.ok() || first.code() == Code::kDeviceLost) return first;
   return Error(
       Code::kPoisoned,
       "{} bytes could not be taken away ({}): they stay charged and their addresses are not used "
@@ -297,22 +338,29 @@ Status MappingTable::Decommit(AddressRange range) {
 }
 
 // Puts another handle behind a window. On failure the old one is back with its old access, or, if
-// even that fails, the window is gone and the error is kPoisoned. The old handle's reference is
+// even that fails, the window is gone and the error is kPoisoned; `next` is then the caller's to
+// give back, unless the table keeps it as poisoned. The old handle's reference is
 // dropped; an orphan goes back to the pool.
 Status MappingTable::Replace(Windows::iterator it, const AcquiredHandle& next, Access access) {
   const Address address = it->first;
   const Window old = it->second;
+  uses_.reserve(uses_.size() + 1);  // an entry more keeps `entry` valid
   const auto entry = uses_.find(old.handle.id);
   GRANULE_CHECK(entry != uses_.end());
   const Address home = entry->second.home;
   if (Status s = vmm_.Unmap({address, old.handle.bytes}); !s.ok()) return s;
   Status failure = vmm_.Map(address, next.handle, access);
+  const Handle* stuck = failure.code() == Code::kPoisoned ? &next.handle : nullptr;
   if (!failure.ok()) {
-    if (vmm_.Map(address, old.handle, old.access).ok()) return failure;
+    const Status back = stuck ? failure : vmm_.Map(address, old.handle, old.access);
+    if (back.ok()) return failure;
+    if (!stuck && back.code() == Code::kPoisoned) stuck = &old.handle;
     failure = Error(Code::kPoisoned, "{} bytes at {:#x} were lost: {}", old.handle.bytes, address,
                     failure.message());
   }
   mapped_bytes_ -= old.handle.bytes;
+  windows_.erase(it);
+  if (stuck != nullptr) NotePoisoned(address, *stuck);
   if (--entry->second.references == 0) {
     unique_bytes_ -= old.handle.bytes;
     if (entry->second.poisoned > 0) {
@@ -322,7 +370,6 @@ Status MappingTable::Replace(Windows::iterator it, const AcquiredHandle& next, A
       if (!(old.handle == next.handle)) pool_.Return(old.handle, home);
     }
   }
-  windows_.erase(it);
   if (!failure.ok()) return failure;
   windows_.emplace(address, Window{next.handle, access, false});
   Use& use = uses_[next.handle.id];
@@ -354,20 +401,23 @@ Status MappingTable::MakeWindowPrivate(Windows::iterator it, AddressSpace& space
   }
   Status status = vmm_.Map(scratch->base, copy->handle, Access::kReadWrite);
   if (!status.ok()) {
+    if (status.code() == Code::kPoisoned) {
+      pool_.Quarantine(copy->handle);  // with the scratch addresses; the window is untouched
+      return Status(Code::kExhausted, status.message());
+    }
     pool_.Undo(*copy);
     space.Return(*scratch);
     return status;
   }
-  std::memcpy(reinterpret_cast<void*>(scratch->base), reinterpret_cast<const void*>(address),
-              handle.bytes);
+  const Status copied = vmm_.Copy(scratch->base, address, handle.bytes);
   status = vmm_.Unmap(*scratch);
   if (!status.ok()) {  // the scratch addresses show the copy for good: neither is used again
     pool_.Quarantine(copy->handle);
-    return status;
+    return copied.ok() ? status : copied;
   }
   space.Return(*scratch);
-  status = Replace(it, *copy, Access::kReadWrite);
-  if (!status.ok()) pool_.Undo(*copy);
+  status = copied.ok() ? Replace(it, *copy, Access::kReadWrite) : copied;
+  if (!status.ok() && !uses_.contains(copy->handle.id)) pool_.Undo(*copy);
   return status;
 }
 
@@ -421,8 +471,38 @@ uint64_t MappingTable::ReadOnlyBytes(AddressRange range) const {
   std::lock_guard lock(mutex_);
   uint64_t bytes = 0;
   for (auto it = FirstAt(range.base); it != windows_.end() && it->first < range.end(); ++it) {
-    if (!it->second.poisoned && it->second.access == Access::kReadOnly)
-      bytes += it->second.handle.bytes;
+    if (it->second.poisoned || it->second.access != Access::kReadOnly) continue;
+    const Address begin = std::max(it->first, range.base);
+    bytes += std::min(it->first + it->second.handle.bytes, range.end()) - begin;
+  }
+  return bytes;
+}
+
+std::vector<AddressRange> MappingTable::WholeHandles(AddressRange range) const {
+  std::lock_guard lock(mutex_);
+  std::vector<AddressRange> handles;
+  for (auto it = windows_.lower_bound(range.base); it != windows_.end() && it->first < range.end();
+       ++it) {
+    const AddressRange window{it->first, it->second.handle.bytes};
+    if (!it->second.poisoned && window.end() <= range.end()) handles.push_back(window);
+  }
+  return handles;
+}
+
+uint64_t MappingTable::HandleBytesUnder(std::span<const AddressRange> ranges) const {
+  std::lock_guard lock(mutex_);
+  std::vector<AddressRange> sorted(ranges.begin(), ranges.end());
+  std::sort(sorted.begin(), sorted.end(),
+            [](const AddressRange& a, const AddressRange& b) { return a.base < b.base; });
+  uint64_t bytes = 0;
+  Address counted_to = 0;
+  for (const AddressRange& range : sorted) {
+    if (range.bytes == 0) continue;
+    for (auto it = FirstAt(std::max(range.base, counted_to));
+         it != windows_.end() && it->first < range.end(); ++it) {
+      if (!it->second.poisoned) bytes += it->second.handle.bytes;
+      counted_to = it->first + it->second.handle.bytes;
+    }
   }
   return bytes;
 }

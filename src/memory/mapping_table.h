@@ -30,6 +30,11 @@ struct Committed {
 //   mapped_bytes == sum over healthy windows; shared_bytes == mapped_bytes - unique_bytes
 //   a poisoned window (its unmap failed) is never reused and counts in poisoned_bytes alone; its
 //   handle stays charged: it is quarantined for good as soon as no healthy window shows it
+// A need of many granules is met by few handles, of up to capabilities().max_handle_bytes: the cost
+// of a mapping is per handle. Every handle is a power of two of granules, so that pooled ones fit
+// again, and covers nothing but the need. The price: a handle is shared, copied and given back
+// whole.
+//
 // Thread-safe; ranges given to concurrent calls must not overlap.
 class MappingTable {
  public:
@@ -56,7 +61,8 @@ class MappingTable {
   Status Decommit(AddressRange range);
 
   // Makes every granule that the ranges touch writable and shown by nobody else, with the same
-  // content: where another window shows the same handle, a copy takes its place. `space` lends
+  // content: where another window shows the same handle, a copy of the whole handle takes its
+  // place. `space` lends
   // addresses to copy through. After an error the content is as before and the call may be repeated
   // (kExhausted), or a window was lost on the way back (kPoisoned).
   Status MakePrivate(std::span<const AddressRange> ranges, AddressSpace& space);
@@ -68,6 +74,14 @@ class MappingTable {
   // Bytes of the range that are backed.
   uint64_t BackedBytes(AddressRange range) const;
   uint64_t ReadOnlyBytes(AddressRange range) const;  // of those, the bytes mapped read-only
+  // The healthy windows that lie whole inside the range, ascending: what Share and Decommit take.
+  std::vector<AddressRange> WholeHandles(AddressRange range) const;
+  // Bytes of the healthy windows that the ranges touch, each counted whole, and once. The ranges
+  // may come in any order.
+  uint64_t HandleBytesUnder(std::span<const AddressRange> ranges) const;
+  // The sizes of the handles that Commit of these ranges would ask the pool for, with how many of
+  // each.
+  std::map<size_t, uint64_t> HandlesFor(std::span<const AddressRange> ranges) const;
   bool IsPoisoned(AddressRange range) const;
   bool IsValid() const;
 
@@ -102,9 +116,13 @@ class MappingTable {
   template <class Visit>
   Status ForEachGap(AddressRange range, const Visit& visit) const;
   Status RefuseUncommittable(std::span<const AddressRange> ranges, bool* complete) const;
+  template <class Visit>
+  Status ForEachGapOnce(std::span<const AddressRange> ranges, const Visit& visit) const;
+  size_t LargestPiece(size_t gap_bytes) const;
   Status CommitGap(AddressRange gap, std::vector<Added>& added, Committed& out);
   Status CheckShare(Address source, Address target, size_t bytes) const;
   Status MapWindow(Address address, Handle handle, Address home, Access access);
+  void NotePoisoned(Address address, Handle handle);
   Removed TakeAway(Windows::iterator it);
   Status MakeWindowPrivate(Windows::iterator it, AddressSpace& space);
   Status Replace(Windows::iterator it, const AcquiredHandle& next, Access access);

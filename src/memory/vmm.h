@@ -2,12 +2,15 @@
 // putting physical memory behind them goes through these verbs; memory/host, memory/cuda and
 // memory/fault implement them.
 //
-// Preconditions, everywhere: addresses and byte counts are multiples of
+// Preconditions of the verbs for addresses and handles: addresses and byte counts are multiples of
 // capabilities().granule_bytes, byte counts are > 0. A violation is a bug of the caller and trips a
-// check.
+// check. The verbs for content (Zero, Copy) take any bytes that are mapped.
 //
 // Failure: a verb that returns an error has changed nothing. Code::kExhausted = the system refused
-// (memory, address space, number of mappings, file size), with operands and a hint.
+// (memory, address space, number of mappings, file size), with operands and a hint. Two others:
+//   kPoisoned    a step of the verb failed and so did taking it back: these addresses and this
+//                handle can never be used again
+//   kDeviceLost  the GPU's context broke: this error is all that any verb returns from now on
 //
 // Threads: verbs may be called from any thread; calls on overlapping addresses or on the same
 // handle must not overlap in time. No verb may run while a CUDA stream is being captured
@@ -20,7 +23,9 @@
 // | Create  | fallocate of the sparse memfd; 5 us / 64 KiB| cuMemCreate; 10-200 us                |
 // | Release | fallocate PUNCH_HOLE                        | cuMemRelease                          |
 // | Map     | mmap MAP_FIXED of the memfd; 1.3 us         | cuMemMap + cuMemSetAccess; 27-46 us   |
-// | Unmap   | mmap MAP_FIXED PROT_NONE over it            | cuMemUnmap                            |
+// | Unmap   | mmap MAP_FIXED PROT_NONE over it            | waits for submitted work; cuMemUnmap  |
+// | Zero    | memset, at once                             | cuMemsetD8Async on the device's stream|
+// | Copy    | memmove, at once                            | cuMemcpyDtoDAsync on the same stream  |
 // (times: shared measurements of one machine each, see docs/decisions/002-host-virtual-memory.md)
 #pragma once
 
@@ -94,8 +99,18 @@ class Vmm {
   // Takes away what Map put at exactly this range.
   virtual Status Unmap(AddressRange range) = 0;
 
+  // Content, because what is mapped may lie where the host cannot reach. In order with the work of
+  // the device: later work sees it done. Plain memory of the same device (kv::BufferAllocator) is
+  // welcome too. The base does both at once, for memory that the host addresses.
+  //
+  // Fills the bytes with zeros. After an error their content is not known.
+  virtual Status Zero(AddressRange range);
+  // Copies as memmove does: the two may overlap. After an error the bytes at `from` are as before,
+  // and those of `to` outside of it are not known; kPoisoned: what was at `from` is lost.
+  virtual Status Copy(Address to, Address from, size_t bytes);
+
   // Bytes of physical memory that this object holds, by the system's own count (host: the file's
-  // allocated blocks). Equal to the sum of live handles; for tests and diagnostics.
+  // allocated blocks; cuda: its own books, for a driver counts the whole device only). Equal to the sum of live handles; for tests and diagnostics.
   virtual Result<uint64_t> ResidentBytes() const = 0;
 };
 

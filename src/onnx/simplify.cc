@@ -9,6 +9,8 @@
 namespace granule::onnx {
 namespace {
 
+constexpr size_t kLargestFoldedView = 64 << 10;  // bytes
+
 class Simplifier {
  public:
   Simplifier(Model& model, const SimplifyOptions& options)
@@ -47,6 +49,12 @@ std::optional<Tensor> Simplifier::Evaluate(const Node& node) {
   const auto is_known = [&](ValueId id) { return id == kNone || graph_.IsConstant(id); };
   if (needs_constants && !std::all_of(node.inputs.begin(), node.inputs.end(), is_known))
     return std::nullopt;
+  // A weight that the graph widens or turns stays as the file has it: whoever reads weights looks
+  // through these nodes, and a folded copy would be larger than what it came from.
+  const bool is_view = node.domain.empty() && (node.op == "Cast" || node.op == "Transpose");
+  const Tensor* viewed =
+      is_view && !node.inputs.empty() ? graph_.FindConstant(node.inputs[0]) : nullptr;
+  if (viewed != nullptr && viewed->bytes.size() > kLargestFoldedView) return std::nullopt;
   FoldContext context(model_, node, budget_);
   return evaluate(context);
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <map>
 #include <utility>
 
 #include "onnx/checks.h"
@@ -10,6 +11,7 @@
 #include "package/roles.h"
 #include "package/stated.h"
 #include "package/synth.h"
+#include "package/synth_content.h"
 #include "package/synth_graph.h"
 #include "package/synth_memory.h"
 #include "package/synth_tokenizer.h"
@@ -121,13 +123,29 @@ Result<Package> OpenFolder(const fs::path& path) {
   return package;
 }
 
+// Finds the tensors that were left out, by their names, in the finished model.
+std::shared_ptr<const SynthContent> ContentOf(const SynthModel& synth, const onnx::Graph& graph,
+                                              const std::map<std::string, SynthTensor>& left_out) {
+  auto content = std::make_shared<SynthContent>(synth);
+  for (const onnx::Value& value : graph.values) {
+    if (value.tensor < 0) continue;
+    const auto found = left_out.find(std::string(value.name));
+    if (found == left_out.end()) continue;
+    content->Add(graph.tensors[static_cast<size_t>(value.tensor)].bytes.data(), found->second);
+  }
+  return content;
+}
+
 // Made here instead of read: what a folder that WriteSynth wrote would state.
 Result<Package> OpenSynth(const std::string& text, Weights weights) {
   Result<SynthModel> synth = ParseSynth(text);
   if (!synth.ok()) return synth.status();
   Result<std::unique_ptr<MemoryModelWriter>> writer = MemoryModelWriter::Create();
   if (!writer.ok()) return writer.status();
-  const SynthGraphOptions options{.values = weights == Weights::kAll, .written = {}};
+  std::map<std::string, SynthTensor> left_out;
+  SynthGraphOptions options;
+  options.values = weights != Weights::kSizesOnly;
+  if (weights == Weights::kOnDemand) options.left_out = &left_out;
   Result<SynthGraphBytes> bytes = WriteSynthGraph(*synth, **writer, options);
   if (!bytes.ok()) return bytes.status().In(text);
   if (Status s = (*writer)->Finish(); !s.ok()) return s.In(text);
@@ -136,6 +154,7 @@ Result<Package> OpenSynth(const std::string& text, Weights weights) {
   package.folder = text;
   package.name = synth->name;
   package.model = (*writer)->Take();
+  if (!left_out.empty()) package.on_demand = ContentOf(*synth, package.model.graph, left_out);
   package.tokenizer_text = SynthTokenizerJson(synth->vocab);
   Stated stated;
   stated.model_type = synth->model_type;

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -13,6 +14,8 @@
 #include "onnx/graph.h"
 
 namespace granule::package {
+
+class SynthContent;  // synth_content.h
 
 // A key and a value pair of one layer, as the graph names them.
 struct KvPort {
@@ -72,13 +75,17 @@ struct Package {
   // What the weights took in the file they came from (an imported GGUF's tensors), where the folder
   // says; else the bytes of the graph's tensors. What GB/s is counted with.
   uint64_t source_weight_bytes = 0;
+  // What the tensors should show that are zeros because of Weights::kOnDemand; null where there are
+  // none.
+  std::shared_ptr<const SynthContent> on_demand;
   std::vector<std::string> warnings;
 };
 
 // Whether weights that have to be made are made. kSizesOnly is for those who only look at sizes: a
-// made-up model's weights are zeros that take no memory. Folders are the same either way, as their
-// weights are mapped and not read.
-enum class Weights { kAll, kSizesOnly };
+// made-up model's weights are zeros that take no memory. kOnDemand is for a GPU, which makes large
+// matrices itself: those are such zeros, described by Package::on_demand, and everything else is
+// there. Folders are the same in all three, as their weights are mapped and not read.
+enum class Weights { kAll, kSizesOnly, kOnDemand };
 
 // Opens a folder (or the .onnx file or genai_config.json in it; a folder whose sub-folders hold
 // exactly one genai_config.json one or two levels down works too, several are listed in the error).

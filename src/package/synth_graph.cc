@@ -14,6 +14,9 @@ namespace {
 
 constexpr int64_t kOnnxFloat = 1;  // TensorProto.DataType
 constexpr int64_t kPieceElements = int64_t{1} << 20;
+// Tensors up to here are never left out. No less than what Simplify folds of a Cast (onnx/
+// simplify.cc).
+constexpr uint64_t kSmallTensorBytes = 64 << 10;
 
 class SynthWeights final : public DecoderWeights {
  public:
@@ -37,6 +40,8 @@ class SynthWeights final : public DecoderWeights {
   }
 
   Status Begin(const std::string& name, DType dtype, std::vector<int64_t> dims, bool read);
+  // Whether the tensor that was begun is not to be filled, because this describes it.
+  bool LeaveOut(const std::string& name, const SynthTensor& tensor);
   template <class T>
   Status Append(std::span<const T> numbers);
   Status AppendFloats(std::span<const float> numbers, DType dtype);
@@ -58,6 +63,7 @@ class SynthWeights final : public DecoderWeights {
   onnx::ModelWriter& out_;
   const SynthGraphOptions& options_;
   SynthGraphBytes bytes_;
+  uint64_t tensor_bytes_ = 0;  // of the tensor that was begun last
   std::vector<int8_t> codes_;
 };
 
@@ -65,9 +71,17 @@ Status SynthWeights::Begin(const std::string& name, DType dtype, std::vector<int
                            bool read) {
   const Result<uint64_t> bytes = onnx::CountBytes(dtype, dims);
   if (!bytes.ok()) return bytes.status().In("tensor " + name);
+  tensor_bytes_ = *bytes;
   bytes_.weights += *bytes;
   bytes_.read += read ? *bytes : 0;
   return out_.BeginTensor(name, dtype, std::move(dims));
+}
+
+bool SynthWeights::LeaveOut(const std::string& name, const SynthTensor& tensor) {
+  if (!options_.values) return true;
+  if (options_.left_out == nullptr || tensor_bytes_ <= kSmallTensorBytes) return false;
+  options_.left_out->emplace(name, tensor);
+  return true;
 }
 
 template <class T>
@@ -86,11 +100,14 @@ Status SynthWeights::AppendFloats(std::span<const float> numbers, DType dtype) {
 Status SynthWeights::AddQuantized(const SynthMatrix& matrix, const std::string& name,
                                   std::vector<int64_t> dims, bool read) {
   if (Status s = Begin(name + "_quant", DType::kU8, std::move(dims), read); !s.ok()) return s;
+  using Form = SynthTensor::Form;
+  const bool no_codes = LeaveOut(
+      name + "_quant", {.matrix = matrix, .form = Form::kCodes, .bits = static_cast<int>(bits())});
   const int64_t blocks = matrix.columns / kSynthBlock;
   const int64_t piece_rows = std::clamp<int64_t>(kPieceElements / matrix.columns, 1, matrix.rows);
   codes_.resize(static_cast<size_t>(matrix.columns));
   std::vector<uint8_t> packed;
-  for (int64_t row = 0; options_.values && row < matrix.rows;) {
+  for (int64_t row = 0; !no_codes && row < matrix.rows;) {
     packed.clear();
     const int64_t end = std::min(row + piece_rows, matrix.rows);
     for (; row < end; ++row) {
@@ -110,8 +127,9 @@ Status SynthWeights::AddQuantized(const SynthMatrix& matrix, const std::string& 
   }
   if (Status s = Begin(name + "_scales", DType::kF32, {matrix.rows, blocks}, read); !s.ok())
     return s;
+  const bool no_scales = LeaveOut(name + "_scales", {.matrix = matrix, .form = Form::kScales});
   std::vector<float> scales;
-  for (int64_t row = 0; options_.values && row < matrix.rows; ++row) {
+  for (int64_t row = 0; !no_scales && row < matrix.rows; ++row) {
     for (int64_t block = 0; block < blocks; ++block)
       scales.push_back(values_.Scale(matrix, row, block));
     if (static_cast<int64_t>(scales.size()) < kPieceElements && row + 1 < matrix.rows) continue;
@@ -134,8 +152,10 @@ void SynthWeights::Numbers(const SynthMatrix& matrix, int64_t row, int64_t begin
 Status SynthWeights::AddRows(const SynthMatrix& matrix, const std::string& name) {
   if (Status s = Begin(name, dense_type(), {matrix.rows, matrix.columns}, /*read=*/false); !s.ok())
     return s;
+  const bool left_out =
+      LeaveOut(name, {.matrix = matrix, .form = SynthTensor::Form::kRows, .dtype = dense_type()});
   std::vector<float> row(static_cast<size_t>(matrix.columns));
-  for (int64_t r = 0; options_.values && r < matrix.rows; ++r) {
+  for (int64_t r = 0; !left_out && r < matrix.rows; ++r) {
     Numbers(matrix, r, 0, row);
     if (Status s = AppendFloats(row, dense_type()); !s.ok()) return s;
   }
@@ -145,11 +165,14 @@ Status SynthWeights::AddRows(const SynthMatrix& matrix, const std::string& name)
 Status SynthWeights::AddTransposed(const SynthMatrix& matrix, const std::string& name) {
   const int64_t n = matrix.rows, k = matrix.columns;
   if (Status s = Begin(name, dense_type(), {k, n}, /*read=*/true); !s.ok()) return s;
+  const SynthTensor tensor{
+      .matrix = matrix, .form = SynthTensor::Form::kRows, .dtype = dense_type()};
+  if (LeaveOut(name, tensor)) return {};
   // A strip of whole blocks of columns at a time: as many as a few MiB hold, whatever N is.
   const int64_t width =
       std::clamp<int64_t>(2 * kPieceElements / n / kSynthBlock, 1, k / kSynthBlock) * kSynthBlock;
   std::vector<float> strip(static_cast<size_t>(width * n)), piece(static_cast<size_t>(width));
-  for (int64_t begin = 0; options_.values && begin < k; begin += width) {
+  for (int64_t begin = 0; begin < k; begin += width) {
     const int64_t columns = std::min(width, k - begin);
     for (int64_t r = 0; r < n; ++r) {
       Numbers(matrix, r, begin, std::span(piece).first(static_cast<size_t>(columns)));

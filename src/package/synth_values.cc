@@ -92,6 +92,15 @@ int64_t SynthValues::Successor(int64_t token) const {
   return (token % clusters_ + stride_ * (1 + token / clusters_)) % clusters_;
 }
 
+SynthRing SynthValues::Ring() const {
+  return {clusters_,
+          stride_,
+          Number(model_.seed, kClusters),
+          kFirstSynthSpecial,
+          kFirstSynthSpecial + kSynthSpecials,
+          clusters_ * kMembers};
+}
+
 SynthMatrix SynthValues::Table() const {
   return {SynthMatrix::Kind::kTable, model_.vocab, model_.hidden, Key(kTable, 0), 0.1875f};
 }

@@ -41,6 +41,17 @@ struct SynthMatrix {
   float scale = 1.0f;
 };
 
+// What decides the codes of the table and of the head besides their matrices, for those who compute
+// them elsewhere.
+struct SynthRing {
+  int64_t clusters = 0;  // N
+  int64_t stride = 1;
+  uint64_t key = 0;            // the signs of cluster c are stream c below this one
+  int64_t specials_begin = 0;  // the head's rows of these tokens are zeros,
+  int64_t specials_end = 0;
+  int64_t tokens = 0;  // and those from this one on, which belong to no cluster
+};
+
 class SynthValues {
  public:
   explicit SynthValues(const SynthModel& model);
@@ -48,6 +59,7 @@ class SynthValues {
   SynthMatrix Table() const;
   SynthMatrix Head() const;
   SynthMatrix Of(Projection projection, int64_t layer) const;
+  SynthRing Ring() const;
 
   // codes of row `row`, columns [begin, begin + out.size()); both multiples of 32.
   void Codes(const SynthMatrix& matrix, int64_t row, int64_t begin, std::span<int8_t> out) const;

@@ -1,5 +1,7 @@
 """Words and exit codes: help, unknown verbs and flags, bad values."""
 
+from pathlib import Path
+
 import pytest
 
 RUN_VERBS = ["run", "import", "synth", "inspect", "plan", "bench", "tokenize", "doctor", "version"]
@@ -34,7 +36,7 @@ def test_help_of_a_verb(cli, verb):
         assert text.startswith(f"granule {verb}: ")
         assert f"Usage: granule {verb}" in text and "Exit codes:" in text
         assert max(len(line) for line in text.splitlines()) <= 80
-        assert "cuda" not in text.lower() or verb == "doctor"
+        assert "--kv-dtype" not in text and "--chat" not in text
 
 
 def test_help_of_run_teaches_every_flag(cli):
@@ -65,12 +67,13 @@ def test_help_of_run_teaches_every_flag(cli):
         "--act",
         "--isa",
         "--device",
+        "--cuda-graph",
         "--backend",
         "-m",
     ]
     for flag in flags:
         assert f"{flag}," in text or f"{flag} " in text or f"{flag}\n" in text, flag
-    for absent in ("int8", "--cuda-graph"):
+    for absent in ("int8", "--kv-dtype"):
         assert absent not in text
 
 
@@ -84,7 +87,6 @@ def test_unknown_verbs_and_flags_name_the_closest(cli, recall):
     cli.fails(2, "frobnicate", words=["unknown verb", "tokenize"])
     cli.fails(2, "--json", words=["expected a verb first"])
     cli.fails(2, "run", recall, "--promt", "x", words=["did you mean --prompt?"])
-    cli.fails(2, "run", recall, "-p", "x", "--cuda-graph", "on", words=["--cuda-graph", "no CUDA"])
     cli.fails(2, "run", recall, "-p", "x", "--kv-dtype", "fp16", words=["--kv-dtype", "not built yet"])
 
 
@@ -102,8 +104,11 @@ BAD_VALUES = [
     (["--kv-granule", "1000"], ["--kv-granule", "2MiB"]),
     (["--act", "int8"], ["--act int8", "not built yet", "exact"]),
     (["--isa", "sse9"], ["--isa", "avx2"]),
-    (["--device", "cuda"], ["--device cuda", "this build has no CUDA"]),
-    (["--device", "gpu"], ["--device", "cpu"]),
+    (["--device", "gpu"], ["--device", "cpu, cuda, cuda:N"]),
+    (["--device", "cuda:x"], ["--device", "cuda:N"]),
+    (["--device", "cuda", "--backend", "ort"], ["--backend ort", "cuda:0"]),
+    (["--device", "cuda", "--kv-granule", "64KiB"], ["--kv-granule", "driver"]),
+    (["--cuda-graph", "maybe"], ["--cuda-graph", "auto, on, off"]),
     (["--backend", "tensorrt"], ["--backend", "tensorrt", "native, ort"]),
     (["-c", "abc"], ["--ctx-size", '"abc"', "tokens"]),
     (["-c", "-1"], ["--ctx-size"]),
@@ -129,13 +134,33 @@ def test_bad_flag_values_are_usage_in_words(cli, recall, flags, words):
     cli.fails(2, "run", recall, "-p", "x", *flags, words=words)
 
 
+def test_a_gpu_that_is_not_there_is_said_and_nothing_is_printed(cli, recall):
+    """No driver, no device or no kernels in this build: exit code 4 and the way out, whatever the machine lacks."""
+    if any(path.exists() for path in (Path("/dev/nvidia0"), Path("/dev/nvidiactl"))):
+        pytest.skip("this machine has a GPU")
+    cli.fails(4, "run", recall, "-p", "x", "--device", "cuda", words=["CUDA", "--device cpu"])
+    cli.fails(4, "run", recall, "-p", "x", "--device", "cuda:7", words=["CUDA"])
+
+
+def test_a_graph_that_is_asked_for_on_a_cpu_declines_by_predicate(cli, recall):
+    on = cli.run_json(recall, "-p", "The cat", "-n", 8, "--cuda-graph", "on")
+    auto = cli.run_json(recall, "-p", "The cat", "-n", 8)
+    assert on["ids"] == auto["ids"] and on["logits_hash"] == auto["logits_hash"]
+    assert on["kv"]["fallbacks"] == 1 and on["kv"]["captures"] == 0 and not on["kv"]["graph_existed"]
+    assert "predicate `backend` declined capture" in on["cuda_graph"]["last"]
+    assert auto["kv"]["fallbacks"] == 0
+    assert auto["cuda_graph"] == {"enabled": False, "reason": auto["cuda_graph"]["reason"], "last": ""}
+    assert "predicate `device` declined capture: device is cpu" in auto["cuda_graph"]["reason"]
+
+
 def test_bad_environment_values_are_refused_by_name(cli, recall):
     for name, value in {
         "GRANULE_KV_LAYOUT": "foo",
         "GRANULE_CTX_SIZE": "abc",
         "GRANULE_THREADS": "0",
-        "GRANULE_DEVICE": "cuda",
-        "GRANULE_CUDA_GRAPH": "auto",
+        "GRANULE_DEVICE": "gpu",
+        "GRANULE_CUDA_GRAPH": "maybe",
+        "GRANULE_KV_DTYPE": "fp16",
         "GRANULE_UBATCH_SIZE": "-3",
     }.items():
         cli.fails(2, "run", recall, "-p", "x", env={name: value}, words=[name])

@@ -47,6 +47,7 @@ class PlanBuilder {
   void FindLiveNodes();
   void Emit(const Node& node);
   bool FollowsRefusal(const Node& node) const;
+  bool IsWeightView(const Node& node) const;
   void Refuse(const Node& node, const std::string& reason);
 
   void EmitGather(const Node& node);
@@ -199,16 +200,17 @@ void PlanBuilder::EmitMatMul(const Node& node) {
   if (x == nullptr) return;
   MatMulStep step;
   step.x = x->operand;
-  int64_t n = 0;
   const bool quantized = node.op == "MatMulNBits";
-  auto packed =
-      quantized ? weights_.Quantized(node, &n, &step.k) : weights_.Dense(node, &n, &step.k);
-  if (!packed.ok()) return Refuse(node, packed.status().message());
+  auto matrix = quantized ? weights_.Quantized(node) : weights_.Dense(node);
+  if (!matrix.ok()) return Refuse(node, matrix.status().message());
+  const int64_t n = matrix->n;
+  step.k = matrix->k;
   if (x->width != step.k) {
     return Refuse(node, Format("rows of {} features meet weights with K = {}", x->width, step.k));
   }
   MatMulStep::Output output;
-  output.weights = std::move(*packed);
+  output.source = matrix->source;
+  output.weights = std::move(matrix->packed);
   ValueId y = node.outputs[0];
   if (quantized && node.input(5) != onnx::kNone) {
     auto bias = weights_.Floats(node.input(5), n);
@@ -469,6 +471,7 @@ void PlanBuilder::EmitAttention(const Node& node) {
     auto cos_data = weights_.Floats(node.input(7), cos->elements());
     auto sin_data = weights_.Floats(node.input(8), sin->elements());
     if (!cos_data.ok() || !sin_data.ok()) return Refuse(node, "the rotary tables are no floats");
+    step.rotary.table_rows = cos->dims[0];
     step.rotary.cos = *cos_data;
     step.rotary.sin = *sin_data;
     LimitPositions(cos->dims[0], "cos_cache rows");
@@ -485,6 +488,12 @@ bool PlanBuilder::FollowsRefusal(const Node& node) const {
     return v != onnx::kNone && values_[static_cast<size_t>(v)].kind == RowValue::Kind::kRows &&
            values_[static_cast<size_t>(v)].width == 0;
   });
+}
+
+// A Cast or Transpose of a constant: whoever reads the weight looks through it.
+bool PlanBuilder::IsWeightView(const Node& node) const {
+  return node.outputs.size() == 1 && node.outputs[0] != onnx::kNone &&
+         weights_.Find(node.outputs[0]).tensor != nullptr;
 }
 
 void PlanBuilder::Emit(const Node& node) {
@@ -557,7 +566,7 @@ void PlanBuilder::MergeProducts() {
 Result<BuiltPlan> PlanBuilder::Build() {
   FindLiveNodes();
   for (size_t i = 0; i < graph_.nodes.size(); ++i) {
-    if (alive_[i] && !fused_[i]) Emit(graph_.nodes[i]);
+    if (alive_[i] && !fused_[i] && !IsWeightView(graph_.nodes[i])) Emit(graph_.nodes[i]);
   }
   if (!built_.unsupported.empty()) return std::move(built_);
 

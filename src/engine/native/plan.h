@@ -16,6 +16,10 @@
 #include "kernels/matmul.h"
 #include "kernels/rowwise.h"
 
+namespace granule::kernels {
+class CudaMatrix;  // cuda/cuda_matmul.h
+}
+
 namespace granule::engine {
 
 using BufferId = int32_t;
@@ -53,9 +57,14 @@ struct GatherQuantizedStep {
   BufferId y = kNoBuffer;
 };
 
+// A weight matrix as the file has it; lives as long as the package.
+using WeightSource = std::variant<kernels::QuantizedWeights, kernels::DenseWeights>;
+
 struct MatMulStep {
   struct Output {
-    std::shared_ptr<const kernels::PackedMatrix> weights;
+    WeightSource source;
+    std::shared_ptr<const kernels::PackedMatrix> weights;      // for the CPU
+    std::shared_ptr<const kernels::CudaMatrix> cuda_weights;  // or for a GPU
     const float* bias = nullptr;
     BufferId y = kNoBuffer;
   };

@@ -105,8 +105,9 @@ Result<const float*> Weights::Floats(onnx::ValueId value, int64_t expected_eleme
 }
 
 template <class Source>
-Result<Weights::Packed> Weights::PackOnce(const onnx::Tensor& key, const Source& source) {
-  if (kernels_ == nullptr) return Packed();
+Result<Weights::Matrix> Weights::PackOnce(const onnx::Tensor& key, const Source& source) {
+  Matrix matrix{source, nullptr, source.n, source.k};
+  if (kernels_ == nullptr) return matrix;
   Packed& packed = packed_[key.bytes.data()];
   if (packed == nullptr) {
     auto result = kernels::PackedMatrix::Pack(*kernels_, source);
@@ -115,7 +116,8 @@ Result<Weights::Packed> Weights::PackOnce(const onnx::Tensor& key, const Source&
     packed_bytes_ += packed->bytes();
     Release(key);
   }
-  return packed;
+  matrix.packed = packed;
+  return matrix;
 }
 
 void Weights::Release(const onnx::Tensor& tensor) const {
@@ -127,7 +129,7 @@ void Weights::Release(const onnx::Tensor& tensor) const {
   }
 }
 
-Result<Weights::Packed> Weights::Dense(const onnx::Node& node, int64_t* n, int64_t* k) {
+Result<Weights::Matrix> Weights::Dense(const onnx::Node& node) {
   const ConstantView view = Find(node.input(1));
   if (view.tensor == nullptr) return InvalidInput("the right side is no constant");
   if (view.tensor->dims.size() != 2) {
@@ -143,12 +145,10 @@ Result<Weights::Packed> Weights::Dense(const onnx::Node& node, int64_t* n, int64
   source.dtype = view.tensor->dtype;
   source.transposed = view.transposed;
   if (source.n <= 0 || source.k <= 0) return InvalidInput("the right side is empty");
-  *n = source.n;
-  *k = source.k;
   return PackOnce(*view.tensor, source);
 }
 
-Result<Weights::Packed> Weights::Quantized(const onnx::Node& node, int64_t* n, int64_t* k) {
+Result<Weights::Matrix> Weights::Quantized(const onnx::Node& node) {
   kernels::QuantizedWeights source;
   source.n = node.Int("N", 0);
   source.k = node.Int("K", 0);
@@ -195,8 +195,6 @@ Result<Weights::Packed> Weights::Quantized(const onnx::Node& node, int64_t* n, i
     source.zero_points = zero->bytes.data();
     source.zero_points_type = zero->dtype;
   }
-  *n = source.n;
-  *k = source.k;
   return PackOnce(*q, source);
 }
 

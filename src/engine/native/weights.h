@@ -30,12 +30,16 @@ class Weights {
   // fp32 numbers of a constant of any float type; lives as long as the model and the plan.
   Result<const float*> Floats(onnx::ValueId value, int64_t expected_elements);
 
+  // A checked source, and what was packed from it (null where nothing is packed).
+  struct Matrix {
+    WeightSource source;
+    std::shared_ptr<const kernels::PackedMatrix> packed;
+    int64_t n = 0, k = 0;
+  };
   // MatMul with a constant right side [K, N].
-  Result<std::shared_ptr<const kernels::PackedMatrix>> Dense(const onnx::Node& node, int64_t* n,
-                                                             int64_t* k);
+  Result<Matrix> Dense(const onnx::Node& node);
   // MatMulNBits.
-  Result<std::shared_ptr<const kernels::PackedMatrix>> Quantized(const onnx::Node& node, int64_t* n,
-                                                                 int64_t* k);
+  Result<Matrix> Quantized(const onnx::Node& node);
   // GatherBlockQuantized.
   Result<kernels::QuantizedTable> Table(const onnx::Node& node);
 
@@ -45,7 +49,7 @@ class Weights {
   using Packed = std::shared_ptr<const kernels::PackedMatrix>;
   // Packs once per source tensor: tied weights share one copy.
   template <class Source>
-  Result<Packed> PackOnce(const onnx::Tensor& key, const Source& source);
+  Result<Matrix> PackOnce(const onnx::Tensor& key, const Source& source);
   void Release(const onnx::Tensor& tensor) const;
 
   const onnx::Model& model_;

@@ -1,11 +1,17 @@
 // Rotary positions, appending to the KV, and attention over strided KV, on a GPU. The same kernels
 // serve every layout: where a sequence's keys and values lie is read from KvViews in device memory.
+// Pointers and strides of the views are multiples of 16 bytes. Padding rows (sequence -1) and tiles
+// of 0 rows write nothing.
+//
+// Precision: sums are fp32. Single rows use K and V as they are stored, and q and the weights to 16
+// bits or more; tiles use the tensor cores of the KV's type (fp16 for an fp32 KV) for all four.
 #pragma once
 
 #include <cstdint>
 
 #include "base/kv_view.h"
 #include "kernels/attention.h"
+#include "kernels/cuda/attention_args.h"  // AttentionTile
 #include "kernels/cuda/cuda_rowwise.h"
 #include "kernels/cuda/launcher.h"
 
@@ -25,6 +31,8 @@ struct CudaAppendArgs {
   const float* v = nullptr;
   int64_t ldv = 0;
 };
+// Every row's q is rotated in place, its rotated k and its v go to its slot, rounded to nearest
+// even.
 void RotateAndAppend(Launcher& launcher, const CudaAppendArgs& args);
 
 // What some models add to attention.
@@ -32,13 +40,6 @@ struct AttentionExtras {
   float softcap = 0.0f;          // s -> softcap * tanh(s / softcap); 0 = none
   int64_t window = 0;            // a row at slot p attends to (p - window, p]; 0 = all
   const float* sinks = nullptr;  // [Hq] logits that join each softmax without a value, or null
-};
-
-// Rows of one sequence that are adjacent and ascending, handled together by the prefill kernel.
-inline constexpr int32_t kTileRows = 64;
-struct AttentionTile {
-  int32_t first_row = 0;  // of the step
-  int32_t rows = 0;       // 1 to kTileRows
 };
 
 struct CudaAttentionArgs {
@@ -53,9 +54,9 @@ struct CudaAttentionArgs {
   float* out = nullptr;  // [R, Hq*D]; not q
   int64_t ldo = 0;
 
-  // Every row is in exactly one of the two lists; both are in device memory.
-  const int32_t* single_rows = nullptr;  // rows that read the KV alone (decode): split over lengths;
-                                         // null: rows 0, 1, .. single_count - 1
+  // Every row is in exactly one of the two lists; both are in device memory. At most 65,535 each.
+  const int32_t* single_rows = nullptr;  // rows that read the KV alone (decode): split over
+                                         // lengths; null: rows 0, 1, .. single_count - 1
   int64_t single_count = 0;
   const AttentionTile* tiles = nullptr;  // the rest (prefill): tensor cores
   int64_t tile_count = 0;

@@ -51,6 +51,7 @@ class Staging {
   Status Finish();
   // Called with the bytes uploaded so far, now and then; may be empty.
   std::function<void(uint64_t)> progress;
+  bool from_device = false;  // sources are device addresses
 
  private:
   struct State;

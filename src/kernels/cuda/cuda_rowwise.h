@@ -6,17 +6,10 @@
 
 #include "base/dtype.h"
 #include "kernels/cuda/launcher.h"
+#include "kernels/cuda/rowwise_args.h"  // CudaRow, CudaIndex
 #include "kernels/rowwise.h"
 
 namespace granule::kernels {
-
-// One row of a step, in device memory, so that a captured step serves any tokens, sequences and
-// lengths.
-struct CudaRow {
-  int32_t token = 0;
-  int32_t sequence = 0;  // index into the views; -1: a padding row, which writes nothing anywhere
-  int64_t slot = 0;      // its token's slot == its position; it attends to slots [0, slot]
-};
 
 void RmsNorm(Launcher& launcher, const float* x, int64_t ldx, const float* gamma, float epsilon,
              int64_t rows, int64_t width, float* y, int64_t ldy);
@@ -26,8 +19,8 @@ void Elementwise(Launcher& launcher, Binary op, const float* x, const float* z, 
 void Elementwise(Launcher& launcher, Unary op, const float* x, int64_t count, float* y);
 void SiluMul(Launcher& launcher, const float* gate, const float* up, int64_t count, float* y);
 
-// What a gather takes its index from.
-enum class CudaIndex { kToken, kSlot };
+// Rows of a step's tokens or positions. A padding row is gathered by what stands in it: an id
+// outside [0, table_rows) gives zeros.
 void GatherRows(Launcher& launcher, const void* table, DType type, int64_t table_rows,
                 int64_t width, const CudaRow* rows, CudaIndex index, int64_t row_count, float* y,
                 int64_t ldy);
@@ -38,12 +31,13 @@ void GatherQuantizedRows(Launcher& launcher, const QuantizedTable& table, const 
 // Columns [0, width) of x into those of y.
 void CopyColumns(Launcher& launcher, const float* x, int64_t ldx, float* y, int64_t ldy,
                  int64_t rows, int64_t width);
-// y[i] = x[which[i]]: rows of floats, for i < count. x and y do not overlap. `which` is on the device.
+// y[i] = x[which[i]]: rows of floats, for i < count. x and y do not overlap. `which` is on the
+// device.
 void TakeRows(Launcher& launcher, const float* x, int64_t width, const int32_t* which,
               int64_t count, float* y);
 
-// Bytes per second of a read of `bytes` of device memory, and fp16 tensor-core operations per second:
-// the ceilings that shares are stated against. Waits.
+// Bytes per second of a read of `bytes` of device memory: the ceiling that shares are stated
+// against. Allocates that much and waits. kInternal while a graph is recorded.
 Result<double> MeasureReadCeiling(Launcher& launcher, uint64_t bytes);
 
 }  // namespace granule::kernels

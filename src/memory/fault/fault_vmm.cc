@@ -18,6 +18,10 @@ const char* VerbName(Verb verb) {
       return "map";
     case Verb::kUnmap:
       return "unmap";
+    case Verb::kZero:
+      return "zero";
+    case Verb::kCopy:
+      return "copy";
   }
   return "?";
 }
@@ -26,17 +30,19 @@ FaultVmm::FaultVmm(Vmm& inner) : inner_(inner), capabilities_(inner.capabilities
   capabilities_.name += " behind faults";
 }
 
-void FaultVmm::Set(Verb verb, uint64_t nth, bool from_then_on) {
-  GRANULE_CHECK(nth > 0);
+void FaultVmm::Set(Verb verb, uint64_t nth, uint64_t count) {
+  GRANULE_CHECK(nth > 0 && count > 0);
   std::lock_guard lock(mutex_);
   Plan& plan = plans_[static_cast<size_t>(verb)];
   plan.first = plan.seen + nth;
-  plan.last = from_then_on ? kNever : plan.first;
+  plan.last = count == kNever ? kNever : plan.first + (count - 1);
 }
 
-void FaultVmm::FailCall(Verb verb, uint64_t nth) { Set(verb, nth, false); }
+void FaultVmm::FailCall(Verb verb, uint64_t nth) { Set(verb, nth, 1); }
 
-void FaultVmm::FailFrom(Verb verb, uint64_t nth) { Set(verb, nth, true); }
+void FaultVmm::FailFrom(Verb verb, uint64_t nth) { Set(verb, nth, kNever); }
+
+void FaultVmm::FailNext(Verb verb, uint64_t count) { Set(verb, 1, count); }
 
 void FaultVmm::Heal() {
   std::lock_guard lock(mutex_);
@@ -96,6 +102,16 @@ Status FaultVmm::Map(Address address, Handle handle, Access access) {
 Status FaultVmm::Unmap(AddressRange range) {
   if (Status s = Count(Verb::kUnmap); !s.ok()) return s;
   return inner_.Unmap(range);
+}
+
+Status FaultVmm::Zero(AddressRange range) {
+  if (Status s = Count(Verb::kZero); !s.ok()) return s;
+  return inner_.Zero(range);
+}
+
+Status FaultVmm::Copy(Address to, Address from, size_t bytes) {
+  if (Status s = Count(Verb::kCopy); !s.ok()) return s;
+  return inner_.Copy(to, from, bytes);
 }
 
 }  // namespace granule::memory

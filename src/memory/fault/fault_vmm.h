@@ -11,9 +11,13 @@
 
 namespace granule::memory {
 
-enum class Verb { kReserve, kFree, kCreate, kRelease, kMap, kUnmap };
-inline constexpr std::array kAllVerbs = {Verb::kReserve, Verb::kFree, Verb::kCreate,
-                                         Verb::kRelease, Verb::kMap,  Verb::kUnmap};
+enum class Verb { kReserve, kFree, kCreate, kRelease, kMap, kUnmap, kZero, kCopy };
+inline constexpr std::array kAllVerbs = {Verb::kReserve, Verb::kFree,  Verb::kCreate,
+                                         Verb::kRelease, Verb::kMap,   Verb::kUnmap,
+                                         Verb::kZero,    Verb::kCopy};
+// Those that deal in addresses and memory; the last two deal in content.
+inline constexpr std::array kMemoryVerbs = {Verb::kReserve, Verb::kFree, Verb::kCreate,
+                                            Verb::kRelease, Verb::kMap,  Verb::kUnmap};
 const char* VerbName(Verb verb);  // "reserve", ...
 
 // Passes every call on to `inner`, but for the chosen ones, which return Code::kExhausted
@@ -24,9 +28,10 @@ class FaultVmm final : public Vmm {
   explicit FaultVmm(Vmm& inner);
 
   // The nth call of the verb from now on (1 = the next one) fails; FailFrom: and every one after
-  // it. One plan per verb; a new one replaces the old one.
+  // it; FailNext: the next `count` calls. One plan per verb; a new one replaces the old one.
   void FailCall(Verb verb, uint64_t nth);
   void FailFrom(Verb verb, uint64_t nth);
+  void FailNext(Verb verb, uint64_t count);
   void Heal();  // no call fails any more
 
   uint64_t calls(Verb verb) const;     // since the start or ResetCounts
@@ -41,6 +46,8 @@ class FaultVmm final : public Vmm {
   Status Release(Handle handle) override;
   Status Map(Address address, Handle handle, Access access) override;
   Status Unmap(AddressRange range) override;
+  Status Zero(AddressRange range) override;
+  Status Copy(Address to, Address from, size_t bytes) override;
   Result<uint64_t> ResidentBytes() const override { return inner_.ResidentBytes(); }
 
  private:
@@ -53,7 +60,7 @@ class FaultVmm final : public Vmm {
     uint64_t last = 0;
   };
 
-  void Set(Verb verb, uint64_t nth, bool from_then_on);
+  void Set(Verb verb, uint64_t nth, uint64_t count);
   Status Count(Verb verb);
 
   Vmm& inner_;

@@ -35,6 +35,12 @@ class FaultVmmTest : public testing::Test {
       case Verb::kUnmap:
         if (Status s = host_->Map(range.base, handle, Access::kReadWrite); !s.ok()) return s;
         return vmm_->Unmap(range);
+      case Verb::kZero:
+        if (Status s = host_->Map(range.base, handle, Access::kReadWrite); !s.ok()) return s;
+        return vmm_->Zero(range);
+      case Verb::kCopy:
+        if (Status s = host_->Map(range.base, handle, Access::kReadWrite); !s.ok()) return s;
+        return vmm_->Copy(range.base, range.base + 1, 1);
     }
     return {};
   }
@@ -79,6 +85,15 @@ TEST_F(FaultVmmTest, FailsFromACallOnUntilHealed) {
     vmm_->Heal();
     EXPECT_TRUE(Call(verb).ok());
     EXPECT_EQ(vmm_->failures(verb), 5u);
+  }
+}
+
+TEST_F(FaultVmmTest, FailsTheNextCallsAndThenWorks) {
+  for (Verb verb : kAllVerbs) {
+    vmm_->FailNext(verb, 3);
+    for (int i = 0; i < 3; ++i) EXPECT_FALSE(Call(verb).ok());
+    EXPECT_TRUE(Call(verb).ok());
+    EXPECT_EQ(vmm_->failures(verb), 3u);
   }
 }
 
