@@ -216,6 +216,7 @@ generate::Request MakeRequest(const RunOptions& options, const Session& session,
                               const Sampling& sampling) {
   generate::Request request;
   request.prompt = session.prompt;
+  request.hash_logits = options.json;
   request.ignore_eos = options.ignore_eos;
   request.eos_ids = session.model->package().eos_ids;
   request.sampling = sampling.Params();

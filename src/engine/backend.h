@@ -8,6 +8,7 @@
 #include <string>
 
 #include "base/status.h"
+#include "engine/engine.h"
 #include "kernels/attention.h"
 #include "kv/sequence.h"
 
@@ -20,6 +21,10 @@ struct StepBatch {
   std::span<const int64_t> positions;        // [R] slot == position
   std::span<kernels::RowPlace> places;       // [R]; a backend may cut it down on the way
   std::span<const int64_t> wanted;           // ascending rows whose logits are wanted
+  // Where a backend picks tokens itself: how, and where they go, one per wanted row. Empty: the
+  // logits are wanted on the host.
+  std::span<const RowSampling> sampling;
+  std::span<TokenId> sampled;
 };
 
 // What became of a step that was to be captured or replayed.
@@ -41,9 +46,12 @@ class Backend {
   virtual Status Prepare(int64_t rows, int64_t wanted_rows) = 0;
 
   // Writes K and V of all rows to their slots (committed before) and the logits of the wanted rows.
-  // Returns the logits [wanted, vocab_size], valid until the next call. A failure leaves slots
+  // Returns the logits [wanted, vocab_size], valid until the next call; null where the batch is
+  // sampled. A failure leaves slots
   // below every live length as they were.
   virtual Result<const float*> Run(const StepBatch& batch) = 0;
+
+  virtual bool SamplesOnDevice() const { return false; }
 
   // The size class whose graph serves decode steps of this many sequences, 0 where there is none.
   virtual int64_t GraphClass(int64_t) const { return 0; }

@@ -25,6 +25,8 @@ struct Engine::Rows {
   std::vector<int64_t> token_ids;
   std::vector<int64_t> positions;
   std::vector<int64_t> wanted;
+  std::span<const RowSampling> sampling;  // of StepAndSample
+  std::vector<TokenId> sampled;
   std::vector<kernels::RowPlace> places;
 };
 
@@ -113,7 +115,7 @@ Status Engine::CollectRows(std::span<const StepItem> items) {
 // that of its size class.
 Result<const float*> Engine::RunRows(std::span<const StepItem> items) {
   const StepBatch batch{rows_->sequences, rows_->token_ids, rows_->positions, rows_->places,
-                        rows_->wanted};
+                        rows_->wanted,    rows_->sampling,  rows_->sampled};
   const bool decode = rows_->token_ids.size() == items.size() &&
                       rows_->wanted.size() == rows_->token_ids.size();
   const auto sequences = static_cast<int64_t>(items.size());
@@ -153,9 +155,7 @@ Result<const float*> Engine::RunRows(std::span<const StepItem> items) {
   }
 }
 
-Result<StepOutput> Engine::Step(std::span<const StepItem> items) {
-  // Check.
-  if (Status s = CollectRows(items); !s.ok()) return s;
+Result<const float*> Engine::RunStep(std::span<const StepItem> items) {
   const auto row_count = static_cast<int64_t>(rows_->token_ids.size());
   const auto wanted_rows = static_cast<int64_t>(rows_->wanted.size());
 
@@ -175,7 +175,36 @@ Result<StepOutput> Engine::Step(std::span<const StepItem> items) {
   for (const StepItem& item : items) item.sequence->Advance(item.tokens.size());
   ++steps_;
   largest_step_rows_ = std::max(largest_step_rows_, row_count);
-  return StepOutput{*logits, wanted_rows, model_.info().vocab_size};
+  return logits;
+}
+
+Result<StepOutput> Engine::Step(std::span<const StepItem> items) {
+  if (Status s = CollectRows(items); !s.ok()) return s;
+  rows_->sampling = {};
+  rows_->sampled.clear();
+  auto logits = RunStep(items);
+  if (!logits.ok()) return logits.status();
+  return StepOutput{*logits, static_cast<int64_t>(rows_->wanted.size()),
+                    model_.info().vocab_size};
+}
+
+bool Engine::SamplesOnDevice() const { return backend_->SamplesOnDevice(); }
+
+Result<std::span<const TokenId>> Engine::StepAndSample(std::span<const StepItem> items,
+                                                       std::span<const RowSampling> sampling) {
+  if (!SamplesOnDevice()) {
+    return Error(Code::kUsage, "{} does not pick tokens on the device: sample from Step's logits",
+                 model_.info().backend);
+  }
+  if (Status s = CollectRows(items); !s.ok()) return s;
+  if (sampling.size() != rows_->wanted.size()) {
+    return InvalidInput("{} rows are wanted and {} are to be sampled", rows_->wanted.size(),
+                        sampling.size());
+  }
+  rows_->sampling = sampling;
+  rows_->sampled.assign(sampling.size(), 0);
+  if (auto done = RunStep(items); !done.ok()) return done.status();
+  return std::span<const TokenId>(rows_->sampled);
 }
 
 }  // namespace granule::engine

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "base/sample_params.h"
 #include "base/status.h"
 #include "engine/device.h"
 #include "kv/sequence.h"
@@ -121,6 +122,12 @@ struct StepOutput {
   }
 };
 
+// How the token after a wanted row is picked where the device does it (base/sample_params.h).
+struct RowSampling {
+  SampleParams params;
+  float uniform = 0.0f;  // in [0, 1): the draw, where the temperature is above 0
+};
+
 // Thread rules: one Step at a time per device (it uses all of the device's threads).
 class Engine {
  public:
@@ -138,6 +145,13 @@ class Engine {
   //   kExhausted         the system refused memory
   Result<StepOutput> Step(std::span<const StepItem> items);
 
+  // The same, but the tokens after the wanted rows are picked where the logits are, which stay there:
+  // one id per wanted row, valid until the next step. Greedy picks are the host's; draws agree with
+  // it but for limits that fall on a rounding. kUsage where the backend cannot (SamplesOnDevice).
+  Result<std::span<const TokenId>> StepAndSample(std::span<const StepItem> items,
+                                                 std::span<const RowSampling> sampling);
+  bool SamplesOnDevice() const;
+
   const Model& model() const { return model_; }
   const kv::HardMax& hard_max() const { return hard_max_; }
   const KvOptions& kv_options() const { return kv_options_; }
@@ -151,6 +165,7 @@ class Engine {
   struct Rows;
 
   Status CollectRows(std::span<const StepItem> items);
+  Result<const float*> RunStep(std::span<const StepItem> items);
   Result<const float*> RunRows(std::span<const StepItem> items);
 
   DeviceContext& device_;

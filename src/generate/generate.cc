@@ -89,7 +89,7 @@ class Generation {
       if (Status s = Decode(); !s.ok()) return s;
     }
     if (cancelled_) outcome_.finish_reason = FinishReason::kCancelled;
-    outcome_.logits_hash = hash_.Value();
+    if (request_.hash_logits) outcome_.logits_hash = hash_.Value();
     return std::move(outcome_);
   }
 
@@ -148,6 +148,13 @@ class Generation {
 
   Status Step(std::span<const TokenId> tokens, std::span<const int32_t> wanted_rows) {
     const engine::StepItem item{&sequence_, tokens, wanted_rows};
+    if (picks_on_device_ && !wanted_rows.empty()) {
+      const engine::RowSampling greedy{request_.sampling};
+      auto ids = engine_.StepAndSample({&item, 1}, {&greedy, 1});
+      if (!ids.ok()) return ids.status();
+      picked_ = ids->front();
+      return {};
+    }
     Result<engine::StepOutput> output = engine_.Step({&item, 1});
     if (!output.ok()) return output.status();
     output_ = *output;
@@ -155,8 +162,9 @@ class Generation {
   }
 
   TokenId SampleRow() {
+    if (picks_on_device_) return picked_;
     const std::span<const float> row = output_.Row(0);
-    hash_.Add(row);
+    if (request_.hash_logits) hash_.Add(row);
     if (request_.on_logits) request_.on_logits(row);
     return sampler_.Sample(row);
   }
@@ -175,6 +183,11 @@ class Generation {
   uint64_t budget_ = 0;
   bool cancelled_ = false;
   engine::StepOutput output_;
+  // Greedy picks are the same wherever they are made; draws stay on the host, where a seed gives the
+  // same text on every machine.
+  const bool picks_on_device_ = engine_.SamplesOnDevice() && request_.sampling.temperature == 0.0f &&
+                                !request_.hash_logits && !request_.on_logits;
+  TokenId picked_ = 0;
   Outcome outcome_;
 };
 

@@ -26,6 +26,9 @@ struct Request {
   int64_t prefill_chunk = 512;  // rows per step while reading the prompt (-ub)
   const std::atomic<bool>* cancel =
       nullptr;  // set from a signal handler or another thread; read between steps
+  // Whether Outcome::logits_hash is wanted. Without it, and without on_logits, a device that can picks
+  // greedy tokens itself and the logits stay there.
+  bool hash_logits = true;
   // Called with each new token in order, before the next step. May be empty.
   std::function<void(TokenId)> on_token;
   // Called with every logits row that is sampled from, before processors, in order. May be empty.
@@ -58,7 +61,7 @@ struct Outcome {
   std::vector<TokenId> ids;
   FinishReason finish_reason = FinishReason::kLength;
   uint64_t logits_hash =
-      0;  // XXH64 over the little-endian fp32 rows that were sampled from, in order
+      0;  // XXH64 over the little-endian fp32 rows that were sampled from, in order; 0 unless asked
   Timings timings;
 };
 

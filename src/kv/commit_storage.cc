@@ -232,8 +232,8 @@ Result<uint64_t> CommitStorage::ShareFrom(CommitStorage& parent, uint64_t live) 
   auto committed = store_.table->Commit(copied);
   if (!committed.ok()) return committed.status();
   for (const memory::AddressRange& handle : shared) {
-    const Status s = store_.table->Share(source(handle), handle.base, handle.bytes,
-                                         memory::Access::kReadOnly);
+    const Status s =
+        store_.table->Share(source(handle), handle.base, handle.bytes, memory::Access::kReadOnly);
     if (!s.ok()) return undo(s);
   }
   for (const memory::AddressRange& rest : copied) {

@@ -39,8 +39,8 @@ class CommitStorage final : public Storage {
   Status Prepare(uint64_t old_committed, uint64_t new_committed);
 
   // Shows the first `live` tokens of `parent` here: handles that hold nothing else are shared
-  // read-only, granules of the rest are copied. This storage is empty before; after a failure it is empty again.
-  // Returns the committed length.
+  // read-only, granules of the rest are copied. This storage is empty before; after a failure it is
+  // empty again. Returns the committed length.
   Result<uint64_t> ShareFrom(CommitStorage& parent, uint64_t live);
   // Makes slots [first, end) writable where other sequences show the same memory: a private copy.
   // Staged like a growth: all or nothing.

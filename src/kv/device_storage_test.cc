@@ -50,14 +50,13 @@ class ContentFaults : public testing::TestWithParam<Kind> {
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(
-    Kinds, ContentFaults,
-    testing::Values(Kind{GrowthKind::kCommit, {LayoutKind::kHeadMajor, 0}},
-                    Kind{GrowthKind::kCommit, {LayoutKind::kTokenMajor, 0}},
-                    Kind{GrowthKind::kRestride, {LayoutKind::kHeadMajor, 0}},
-                    Kind{GrowthKind::kRealloc, {LayoutKind::kHeadMajor, 0}},
-                    Kind{GrowthKind::kRealloc, {LayoutKind::kTokenMajor, 0}}),
-    KindName);
+INSTANTIATE_TEST_SUITE_P(Kinds, ContentFaults,
+                         testing::Values(Kind{GrowthKind::kCommit, {LayoutKind::kHeadMajor, 0}},
+                                         Kind{GrowthKind::kCommit, {LayoutKind::kTokenMajor, 0}},
+                                         Kind{GrowthKind::kRestride, {LayoutKind::kHeadMajor, 0}},
+                                         Kind{GrowthKind::kRealloc, {LayoutKind::kHeadMajor, 0}},
+                                         Kind{GrowthKind::kRealloc, {LayoutKind::kTokenMajor, 0}}),
+                         KindName);
 
 // 2048 -> 3000 is the growth whose heads overlap their own old places.
 TEST_P(ContentFaults, AnyContentCallMayFailAndTheRetryWorks) {
@@ -91,8 +90,7 @@ TEST_P(ContentFaults, AnyContentCallMayFailAndTheRetryWorks) {
       MarkAll(*s, 0, 1500, true);
       ASSERT_TRUE(s->Ensure(2500).ok());
       MarkAll(*s, 0, 1500, true);
-      for (uint64_t t = 1500; t < s->committed_length(); t += 97)
-        Mark(*s, TestGroup(), t, 0, true);
+      for (uint64_t t = 1500; t < s->committed_length(); t += 97) Mark(*s, TestGroup(), t, 0, true);
     }
     EXPECT_TRUE(nth > 1 || (verb == Verb::kCopy && !copies)) << "the verb was never called";
   }
@@ -139,8 +137,8 @@ TEST(ForkFaults, ACopyThatFailsLeavesTheParentAndTheRetryWorks) {
   for (const LayoutChoice& layout : kLayouts) {
     for (uint64_t nth = 1;; ++nth) {
       Fixture f;
-      auto parent = *Sequence::Create(f.store(), TestGroup(),
-                                      Options(layout, {Rounding::kGranule, 4}, 900));
+      auto parent =
+          *Sequence::Create(f.store(), TestGroup(), Options(layout, {Rounding::kGranule, 4}, 900));
       ASSERT_TRUE(parent->Ensure(500).ok());
       MarkAll(*parent, 0, 500, false);
       parent->Advance(500);
@@ -179,8 +177,8 @@ Group OneSpan() {  // token-major records of a quarter of a granule
 
 TEST(LargeHandleSequence, TrimKeepsAHandleThatIsPartlyLiveAndTheLengthSaysSo) {
   Fixture f(0, 8 * kGranule);
-  auto s = *Sequence::Create(
-      f.store(), OneSpan(), Options({LayoutKind::kTokenMajor, 0}, {Rounding::kGranule, 4}, 1000));
+  auto s = *Sequence::Create(f.store(), OneSpan(),
+                             Options({LayoutKind::kTokenMajor, 0}, {Rounding::kGranule, 4}, 1000));
   ASSERT_TRUE(s->Ensure(50).ok());  // 25 granules: 8, 8, 8, 1
   EXPECT_EQ(s->committed_length(), 50u);
   EXPECT_EQ(f.fault->calls(Verb::kMap), 4u);
@@ -234,7 +232,9 @@ TEST(LargeHandleSequence, AForkSharesWholeHandlesAndCopiesTheRest) {
 struct FakeDevice {
   explicit FakeDevice(const cuda::FakeGpu& gpu, uint64_t retained_bytes = 0,
                       size_t max_handle_bytes = kGranule)
-      : fake(gpu), device(*cuda::Device::Open(fake.driver(), 0)), buffers(MakeCudaBuffers(*device)) {
+      : fake(gpu),
+        device(*cuda::Device::Open(fake.driver(), 0)),
+        buffers(MakeCudaBuffers(*device)) {
     auto vmm = memory::CudaVmm::Open(*device, {.max_handle_bytes = max_handle_bytes});
     f = std::make_unique<Fixture>(std::move(*vmm), *buffers, retained_bytes);
   }
@@ -285,8 +285,7 @@ TEST(FakeCudaSequence, OutOfDeviceMemoryIsTypedAndOthersGoOn) {
   ASSERT_TRUE(second->Ensure(1).ok());
   const uint64_t held = second->committed_length();
   const uint64_t used = d.fake.used_bytes();
-  auto filler = cuda::Buffer::Allocate(
-      *d.device, 100 * kGranule - used - 2 * kGranule, "a test");
+  auto filler = cuda::Buffer::Allocate(*d.device, 100 * kGranule - used - 2 * kGranule, "a test");
   ASSERT_TRUE(filler.ok());
 
   const Status refused = first->Ensure(500);
@@ -328,8 +327,8 @@ TEST(FakeCudaSequence, TheLastRungBoundsASequenceWithoutALimit) {
   EXPECT_NE(status.message().find("device cuda:0 memory"), std::string::npos);
 }
 
-// Whatever call meets the broken context, and whatever the kind of growth: one typed error from then
-// on, no crash, and everything goes back when the device is thrown away.
+// Whatever call meets the broken context, and whatever the kind of growth: one typed error from
+// then on, no crash, and everything goes back when the device is thrown away.
 TEST(FakeCudaSequence, ABrokenContextEndsTheSequenceWithOneTypedError) {
   for (const Kind& kind : {Kind{GrowthKind::kCommit, {LayoutKind::kHeadMajor, 0}},
                            Kind{GrowthKind::kRestride, {LayoutKind::kHeadMajor, 0}},

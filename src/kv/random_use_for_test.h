@@ -139,9 +139,14 @@ class RandomUse {
       f_.buffers->fail_at = f_.buffers->calls + 1 + Pick(2);
     }
     switch (Pick(12)) {
-      case 0: case 1: case 2: case 3: case 4:
+      case 0:
+      case 1:
+      case 2:
+      case 3:
+      case 4:
         return Grow(t);
-      case 5: case 6: {
+      case 5:
+      case 6: {
         const uint64_t to = Pick(s.live_length() + 1);
         ASSERT_TRUE(s.Rewind(to).ok());
         t.canaries.erase(t.canaries.lower_bound(to), t.canaries.end());
@@ -211,8 +216,7 @@ class RandomUse {
   void CheckBooks() {
     for (const Tracked& t : all_) {
       ASSERT_TRUE(t.sequence->IsValid());
-      ASSERT_TRUE(t.canaries.empty() ||
-                  t.canaries.rbegin()->first < t.sequence->live_length());
+      ASSERT_TRUE(t.canaries.empty() || t.canaries.rbegin()->first < t.sequence->live_length());
     }
     ASSERT_TRUE(f_.table->IsValid());
     ASSERT_TRUE(f_.pool->IsValid());

@@ -155,11 +155,11 @@ uint64_t Sequence::Target(uint64_t required) const {
 }
 
 Status Sequence::Poison(const char* what, const Status& cause) {
-  poisoned_ = cause.code() == Code::kDeviceLost
-                  ? cause  // says it all
-                  : Error(Code::kPoisoned,
-                          "this sequence can only be closed: {} failed half-way: {}", what,
-                          cause.message());
+  poisoned_ =
+      cause.code() == Code::kDeviceLost
+          ? cause  // says it all
+          : Error(Code::kPoisoned, "this sequence can only be closed: {} failed half-way: {}", what,
+                  cause.message());
   return poisoned_;
 }
 

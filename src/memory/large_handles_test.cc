@@ -18,8 +18,8 @@ class LargeHandles : public testing::Test {
  protected:
   void Make(size_t longest_granules, uint64_t retained_bytes) {
     stack_.reset();
-    stack_ = std::make_unique<MemoryStack>(HostVmmOptions{.max_handle_bytes = longest_granules * kG},
-                                           retained_bytes);
+    stack_ = std::make_unique<MemoryStack>(
+        HostVmmOptions{.max_handle_bytes = longest_granules * kG}, retained_bytes);
     area_ = *stack_->space.Carve(64 * kG);
     stack_->vmm.ResetCounts();
   }
@@ -93,10 +93,10 @@ TEST_F(LargeHandles, APrivateCopyTakesTheWholeHandle) {
   Make(4, 0);
   ASSERT_TRUE(Commit({Range(0, 4)}).ok());
   for (size_t g = 0; g < 4; ++g) std::memset(Bytes(Range(g, 1).base), static_cast<int>(g + 1), kG);
-  ASSERT_TRUE(
-      table().Share(area_.base, Range(8, 1).base, 4 * kG, Access::kReadOnly).ok());
-  ASSERT_TRUE(table().MakePrivate(std::vector<AddressRange>{{Range(10, 1).base + 7, 1}},
-                                  stack_->space).ok());
+  ASSERT_TRUE(table().Share(area_.base, Range(8, 1).base, 4 * kG, Access::kReadOnly).ok());
+  ASSERT_TRUE(table()
+                  .MakePrivate(std::vector<AddressRange>{{Range(10, 1).base + 7, 1}}, stack_->space)
+                  .ok());
   EXPECT_EQ(table().ReadOnlyBytes(area_), 0u);
   EXPECT_EQ(table().unique_bytes(), 8 * kG);
   std::memset(Bytes(area_.base), 9, 4 * kG);
@@ -161,8 +161,7 @@ TEST_F(LargeHandles, WhereTheSystemRefusesThePoolIsUsedUpAndThenGivenBack) {
   ASSERT_TRUE(table().Share(Range(4, 1).base, Range(40, 1).base, 2 * kG, Access::kReadOnly).ok());
   ASSERT_TRUE(table().Decommit(Range(30, 1)).ok());
   vmm().FailCall(Verb::kCreate, 1);
-  ASSERT_TRUE(
-      table().MakePrivate(std::vector<AddressRange>{Range(40, 1)}, stack_->space).ok());
+  ASSERT_TRUE(table().MakePrivate(std::vector<AddressRange>{Range(40, 1)}, stack_->space).ok());
   EXPECT_EQ(pool().counters().pooled_bytes, 0u);
   // With nothing pooled a refusal is a refusal.
   vmm().FailFrom(Verb::kCreate, 1);
@@ -239,11 +238,17 @@ class Machine {
     const size_t granules = std::min(1 + Pick(14), kGranules - first);
     const AddressRange range = At(first, granules);
     switch (Pick(12)) {
-      case 0: case 1: case 2: case 3:
+      case 0:
+      case 1:
+      case 2:
+      case 3:
         return Commit(first, granules);
-      case 4: case 5: case 6:
+      case 4:
+      case 5:
+      case 6:
         return Decommit(first, granules);
-      case 7: case 8:
+      case 7:
+      case 8:
         return Share();
       case 9:
         return MakePrivate(range, first, granules);

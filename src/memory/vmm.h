@@ -110,7 +110,8 @@ class Vmm {
   virtual Status Copy(Address to, Address from, size_t bytes);
 
   // Bytes of physical memory that this object holds, by the system's own count (host: the file's
-  // allocated blocks; cuda: its own books, for a driver counts the whole device only). Equal to the sum of live handles; for tests and diagnostics.
+  // allocated blocks; cuda: its own books, for a driver counts the whole device only). Equal to the
+  // sum of live handles; for tests and diagnostics.
   virtual Result<uint64_t> ResidentBytes() const = 0;
 };
 

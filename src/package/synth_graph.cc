@@ -166,7 +166,7 @@ Status SynthWeights::AddTransposed(const SynthMatrix& matrix, const std::string&
   const int64_t n = matrix.rows, k = matrix.columns;
   if (Status s = Begin(name, dense_type(), {k, n}, /*read=*/true); !s.ok()) return s;
   const SynthTensor tensor{
-      .matrix = matrix, .form = SynthTensor::Form::kRows, .dtype = dense_type()};
+      .matrix = matrix, .form = SynthTensor::Form::kTransposed, .dtype = dense_type()};
   if (LeaveOut(name, tensor)) return {};
   // A strip of whole blocks of columns at a time: as many as a few MiB hold, whatever N is.
   const int64_t width =

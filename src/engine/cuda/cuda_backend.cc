@@ -7,6 +7,7 @@
 
 #include "base/arith.h"
 #include "engine/cuda/cuda_execute.h"
+#include "kernels/cuda/cuda_sample.h"
 
 namespace granule::engine {
 namespace {
@@ -19,6 +20,8 @@ using kernels::CudaRow;
 constexpr int64_t kGraphClasses[] = {1, 2, 4, 8, 16, 32, 63};
 // Rows of one sequence from which they are handled as tiles: tensor cores pay there.
 constexpr int64_t kTileFromRows = 8;
+
+constexpr uint64_t kSampleAlignment = 256;
 
 // Device memory that a step works in.
 struct StepMemory {
@@ -80,6 +83,7 @@ class CudaBackend final : public Backend {
 
   Status Prepare(int64_t rows, int64_t wanted_rows) override {
     if (Status s = device().lost(); !s.ok()) return s;
+    if (rows == prepared_rows_ && wanted_rows == prepared_wanted_) return {};
     const uint64_t views = kv_types_.size() * kMaxCudaSequences * sizeof(KvView);
     if (Status s = views_.Reserve(device(), views, "KV views"); !s.ok()) return s;
     if (Status s = views_host_.Reserve(device(), views, "KV views"); !s.ok()) return s;
@@ -93,8 +97,9 @@ class CudaBackend final : public Backend {
         !s.ok()) {
       return s;
     }
-    const auto logits = static_cast<uint64_t>(plan_.vocab_size * wanted_rows) * sizeof(float);
-    return logits_host_.Reserve(device(), logits, "logits");
+    prepared_rows_ = rows;
+    prepared_wanted_ = wanted_rows;
+    return {};
   }
 
   Result<const float*> Run(const StepBatch& batch) override {
@@ -105,8 +110,10 @@ class CudaBackend final : public Backend {
     gpu_.launcher->ClearStatus();
     ExecuteOnCuda(plan_, run);
     if (Status s = gpu_.launcher->status(); !s.ok()) return s;
-    return Finish(memory_, run.wanted_count);
+    return Finish(memory_, batch);
   }
+
+  bool SamplesOnDevice() const override { return true; }
 
   int64_t GraphClass(int64_t sequences) const override {
     for (const int64_t size : kGraphClasses) {
@@ -153,7 +160,7 @@ class CudaBackend final : public Backend {
         !s.ok()) {
       return s;
     }
-    auto logits = Finish(graph.memory, rows);
+    auto logits = Finish(graph.memory, batch);
     if (!logits.ok()) return logits.status();
     return GraphRun{*logits, kv::StepResult::kDone, {}};
   }
@@ -313,8 +320,13 @@ class CudaBackend final : public Backend {
     return device().UploadAsync(device_inputs, host, bytes);
   }
 
-  // Marks the step, brings its logits to the host and waits.
-  Result<const float*> Finish(const StepMemory& memory, int64_t wanted) {
+  // Marks the step, brings its logits or the tokens picked from them to the host, and waits.
+  Result<const float*> Finish(const StepMemory& memory, const StepBatch& batch) {
+    if (!batch.sampled.empty()) {
+      if (Status s = SampleBatch(memory, batch); !s.ok()) return s;
+      return static_cast<const float*>(nullptr);
+    }
+    const auto wanted = static_cast<int64_t>(batch.wanted.size());
     const auto bytes = static_cast<uint64_t>(plan_.vocab_size * wanted) * sizeof(float);
     if (bytes > 0) {
       if (Status s = logits_host_.Reserve(device(), bytes, "logits"); !s.ok()) return s;
@@ -323,9 +335,72 @@ class CudaBackend final : public Backend {
         return s;
       }
     }
-    if (Status s = device().Submitted(); !s.ok()) return s;
-    if (Status s = device().Synchronize(); !s.ok()) return s;
+    if (Status s = WaitForStep(batch); !s.ok()) return s;
     return reinterpret_cast<const float*>(logits_host_.data());
+  }
+
+  Status WaitForStep(const StepBatch& batch) {
+    if (Status s = device().Submitted(); !s.ok()) return s;
+    // While the GPU works: the memory that the next token of each sequence will need is created, so
+    // that the gap between steps only maps it. A refusal is no harm, the growth itself will tell.
+    for (size_t i = 0; i < batch.places.size(); ++i) {
+      const kernels::RowPlace& place = batch.places[i];
+      const bool last =
+          i + 1 == batch.places.size() || batch.places[i + 1].sequence != place.sequence;
+      if (last) {
+        (void)batch.sequences[static_cast<size_t>(place.sequence)]->Prepare(
+            static_cast<uint64_t>(place.slot) + 2);
+      }
+    }
+    return device().Synchronize();
+  }
+
+  Status SampleBatch(const StepMemory& memory, const StepBatch& batch) {
+    const auto rows = static_cast<int64_t>(batch.sampled.size());
+    const uint64_t id_bytes = RoundUp(batch.sampled.size() * sizeof(int32_t), kSampleAlignment);
+    const uint64_t setting_bytes =
+        RoundUp(batch.sampled.size() * sizeof(kernels::CudaSampleRow), kSampleAlignment);
+    const uint64_t scratch = kernels::SampleWorkspaceBytes(rows, plan_.vocab_size);
+    if (Status s = sample_.Reserve(device(), id_bytes + setting_bytes + scratch, "sampling");
+        !s.ok()) {
+      return s;
+    }
+    if (Status s = sample_host_.Reserve(device(), id_bytes + setting_bytes, "sampling"); !s.ok())
+      return s;
+    kernels::CudaSampleArgs args;
+    args.logits = memory.logits.as<float>();
+    args.rows = rows;
+    args.vocab_size = plan_.vocab_size;
+    args.ids = sample_.as<int32_t>();
+    args.workspace = sample_.as<std::byte>() + id_bytes + setting_bytes;
+    args.workspace_bytes = scratch;
+    auto* settings = reinterpret_cast<kernels::CudaSampleRow*>(sample_host_.data() + id_bytes);
+    bool greedy = true;
+    for (size_t i = 0; i < batch.sampling.size(); ++i) {
+      const RowSampling& row = batch.sampling[i];
+      settings[i] = {};
+      settings[i].temperature = row.params.temperature;
+      settings[i].top_k = row.params.top_k;
+      settings[i].top_p = row.params.top_p;
+      settings[i].min_p = row.params.min_p;
+      settings[i].uniform = row.uniform;
+      greedy = greedy && row.params.temperature == 0.0f;
+    }
+    if (!greedy) {
+      const cuda::DevicePtr to = sample_.address() + id_bytes;
+      if (Status s = device().UploadAsync(to, settings, setting_bytes); !s.ok()) return s;
+      args.settings = reinterpret_cast<const kernels::CudaSampleRow*>(to);
+    }
+    gpu_.launcher->ClearStatus();
+    kernels::Sample(*gpu_.launcher, args);
+    if (Status s = gpu_.launcher->status(); !s.ok()) return s;
+    if (Status s = device().DownloadAsync(sample_host_.data(), sample_.address(), id_bytes);
+        !s.ok()) {
+      return s;
+    }
+    if (Status s = WaitForStep(batch); !s.ok()) return s;
+    std::memcpy(batch.sampled.data(), sample_host_.data(), batch.sampled.size_bytes());
+    return {};
   }
 
   struct Place {
@@ -337,6 +412,7 @@ class CudaBackend final : public Backend {
   Gpu& gpu_;
   const Plan& plan_;
   std::vector<DType> kv_types_;  // of each layer
+  int64_t prepared_rows_ = 0, prepared_wanted_ = 0;  // of the last Prepare
   StepMemory memory_;            // of eager steps: sized by the largest so far
   std::map<int64_t, Graph> graphs_;
   cuda::Buffer views_;
@@ -344,6 +420,8 @@ class CudaBackend final : public Backend {
   std::vector<Place> places_;  // what views_ has for each index
   cuda::PinnedBuffer inputs_host_;
   cuda::PinnedBuffer logits_host_;
+  cuda::Buffer sample_;  // ids, settings, scratch
+  cuda::PinnedBuffer sample_host_;
   std::vector<kernels::CudaMatMulOutput> products_;
 };
 

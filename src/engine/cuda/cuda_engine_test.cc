@@ -93,7 +93,7 @@ class CudaEngine : public cuda::GpuTest, public testing::WithParamInterface<Tiny
 };
 
 // Logits of all tokens: the first `prefill` in one step, the others one by one.
-Rows Run(Engine& engine, kv::Sequence& sequence, const std::vector<TokenId>& tokens,
+Rows RunAll(Engine& engine, kv::Sequence& sequence, const std::vector<TokenId>& tokens,
          size_t prefill) {
   Rows rows;
   for (size_t at = 0; at < tokens.size();) {
@@ -155,7 +155,7 @@ TEST_P(CudaEngine, LogitsAgreeWithTheCpu) {
     auto a = *cpu.engine->NewSequence();
     auto b = *gpu.engine->NewSequence();
     const Agreement agreement =
-        Compare(Run(*cpu.engine, *a, part, prefill), Run(*gpu.engine, *b, part, prefill));
+        Compare(RunAll(*cpu.engine, *a, part, prefill), RunAll(*gpu.engine, *b, part, prefill));
     std::printf("%s, %zu rows at once: max difference %.2g, top-1 %lld of %lld, sure %lld of %lld\n",
                 GetParam().name.c_str(), prefill, agreement.max_difference,
                 static_cast<long long>(agreement.agree), static_cast<long long>(agreement.rows),
@@ -186,7 +186,7 @@ TEST_P(CudaEngine, SameBitsOverLayoutsGrowthAndCapture) {
                              .capture = capture,
                              .limit = kv::Limit{1000, "a test"}});
         auto s = *gpu.engine->NewSequence();
-        const Rows rows = Run(*gpu.engine, *s, tokens, 6);
+        const Rows rows = RunAll(*gpu.engine, *s, tokens, 6);
         if (baseline.empty()) baseline = rows;
         EXPECT_TRUE(SameBits(rows, baseline)) << kv::LayoutName(layout) << " "
                                               << kv::GrowthName(growth) << " capture "
@@ -222,7 +222,7 @@ TEST_P(CudaEngine, SequencesJoinLeaveAndGrowUnderOneGraph) {
   for (size_t i = 0; i < kCount; ++i) {
     tokens[i] = Prompt(60 + 7 * i, static_cast<uint32_t>(i) + 1);
     auto s = *gpu.engine->NewSequence();
-    alone[i] = Run(*gpu.engine, *s, tokens[i], 3);
+    alone[i] = RunAll(*gpu.engine, *s, tokens[i], 3);
   }
   std::array<std::unique_ptr<kv::Sequence>, kCount> sequences;
   std::array<Rows, kCount> together;
@@ -261,7 +261,7 @@ TEST_P(CudaEngine, APromptInChunksWithFewWantedRows) {
   const auto tokens = Prompt(300);
   Loaded gpu(folder_, {});
   auto whole = *gpu.engine->NewSequence();
-  const Rows expected = Run(*gpu.engine, *whole, tokens, tokens.size());
+  const Rows expected = RunAll(*gpu.engine, *whole, tokens, tokens.size());
   auto s = *gpu.engine->NewSequence();
   for (size_t at = 0; at < tokens.size(); at += 100) {
     const std::vector<int32_t> wanted = at == 0 ? std::vector<int32_t>{}
@@ -285,16 +285,16 @@ TEST_P(CudaEngine, AForkAndARewindGoOnWithTheSameBits) {
   const auto tokens = Prompt(120);
   Loaded gpu(folder_, {.capture = kv::CaptureMode::kOn});
   auto straight = *gpu.engine->NewSequence();
-  const Rows expected = Run(*gpu.engine, *straight, tokens, 6);
+  const Rows expected = RunAll(*gpu.engine, *straight, tokens, 6);
   auto parent = *gpu.engine->NewSequence();
-  Run(*gpu.engine, *parent, {tokens.begin(), tokens.begin() + 80}, 6);
+  RunAll(*gpu.engine, *parent, {tokens.begin(), tokens.begin() + 80}, 6);
   auto child = parent->Fork();
   ASSERT_TRUE(child.ok()) << child.status().message();
-  Run(*gpu.engine, *parent, Prompt(20, 99), 1);
-  const Rows rest = Run(*gpu.engine, **child, {tokens.begin() + 80, tokens.end()}, 1);
+  RunAll(*gpu.engine, *parent, Prompt(20, 99), 1);
+  const Rows rest = RunAll(*gpu.engine, **child, {tokens.begin() + 80, tokens.end()}, 1);
   EXPECT_TRUE(SameBits(rest, Rows(expected.begin() + 80, expected.end())));
   ASSERT_TRUE((*child)->Rewind(80).ok());
-  const Rows again = Run(*gpu.engine, **child, {tokens.begin() + 80, tokens.end()}, 1);
+  const Rows again = RunAll(*gpu.engine, **child, {tokens.begin() + 80, tokens.end()}, 1);
   EXPECT_TRUE(SameBits(again, rest));
 }
 
@@ -328,8 +328,8 @@ TEST_P(CudaEngine, ALostDeviceEndsItsSequencesAndTheModelLoadsAgain) {
   {
     Loaded gpu(folder_, {});
     auto a = *gpu.engine->NewSequence(), b = *gpu.engine->NewSequence();
-    before = Run(*gpu.engine, *a, tokens, 6);
-    Run(*gpu.engine, *b, tokens, 6);
+    before = RunAll(*gpu.engine, *a, tokens, 6);
+    RunAll(*gpu.engine, *b, tokens, 6);
     cuda::Device& device = *gpu.device->gpu()->device;
     // A kernel that writes where nothing is: the driver reports it at the next wait, and the context
     // is gone.
@@ -353,7 +353,7 @@ TEST_P(CudaEngine, ALostDeviceEndsItsSequencesAndTheModelLoadsAgain) {
   }
   Loaded gpu(folder_, {});
   auto a = *gpu.engine->NewSequence();
-  EXPECT_TRUE(SameBits(Run(*gpu.engine, *a, tokens, 6), before));
+  EXPECT_TRUE(SameBits(RunAll(*gpu.engine, *a, tokens, 6), before));
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, CudaEngine, testing::ValuesIn(CudaShapes()),

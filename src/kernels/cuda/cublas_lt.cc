@@ -12,7 +12,8 @@ namespace {
 
 // cuBLASLt wants to know the alignment of every operand, up to 256 bytes.
 uint32_t AlignmentOf(const void* address, int64_t row_bytes) {
-  const uint64_t bits = reinterpret_cast<uint64_t>(address) | static_cast<uint64_t>(row_bytes) | 256;
+  const uint64_t bits =
+      reinterpret_cast<uint64_t>(address) | static_cast<uint64_t>(row_bytes) | 256;
   return static_cast<uint32_t>(bits & (~bits + 1));
 }
 
@@ -43,8 +44,7 @@ namespace {
 
 // Row-major y[m, n] is column-major [n, m]: y^T = w * x^T. Both operands lie with k fastest, so in
 // column-major terms w is [k, n] and transposed, x is [k, m] and not.
-Status Prepare(const CublasLt::Api::Key& key, const CublasLt::Api& api,
-               CublasLt::Api::Plan& plan) {
+Status Prepare(const CublasLt::Api::Key& key, const CublasLt::Api& api, CublasLt::Api::Plan& plan) {
   const lt::Entries& e = api.entries;
   const int type = key.bf16 ? lt::kTypeBF16 : lt::kTypeF16;
   const auto n = static_cast<uint64_t>(key.n);
@@ -54,10 +54,10 @@ Status Prepare(const CublasLt::Api::Key& key, const CublasLt::Api& api,
                    "describing a product");
   if (!s.ok()) return s;
   const int transposed = lt::kTransposed;
-  s = Check(e,
-            e.DescriptorSet(plan.descriptor, lt::kDescriptorTransposeA, &transposed,
-                            sizeof transposed),
-            "describing a product");
+  s = Check(
+      e,
+      e.DescriptorSet(plan.descriptor, lt::kDescriptorTransposeA, &transposed, sizeof transposed),
+      "describing a product");
   if (!s.ok()) return s;
   s = Check(e, e.LayoutCreate(&plan.w, type, k, n, key.ldw), "describing the weights");
   if (!s.ok()) return s;
@@ -88,9 +88,8 @@ Status Prepare(const CublasLt::Api::Key& key, const CublasLt::Api& api,
   e.PreferenceDestroy(preference);
   if (code == 0 && found > 0) code = candidate.code;
   if (code != 0 || found == 0) {
-    return Error(Code::kInternal,
-                 "cuBLASLt has no algorithm for [{}, {}] x [{}, {}] ({}): {}", key.m, key.k, key.n,
-                 key.k, key.bf16 ? "bf16" : "fp16",
+    return Error(Code::kInternal, "cuBLASLt has no algorithm for [{}, {}] x [{}, {}] ({}): {}",
+                 key.m, key.k, key.n, key.k, key.bf16 ? "bf16" : "fp16",
                  code == 0 ? "none was found" : e.GetStatusString(code));
   }
   plan.algorithm = candidate.algorithm;
@@ -130,7 +129,7 @@ Result<std::unique_ptr<CublasLt>> CublasLt::Open(cuda::Device& device) {
                  tried);
   }
   std::string missing;
-#define GRANULE_CUBLASLT_RESOLVE(name, symbol, result, parameters)                \
+#define GRANULE_CUBLASLT_RESOLVE(name, symbol, result, parameters)                            \
   api->entries.name = reinterpret_cast<decltype(api->entries.name)>(dlsym(library, #symbol)); \
   if (api->entries.name == nullptr) missing += missing.empty() ? #symbol : ", " #symbol;
   {
@@ -174,9 +173,9 @@ Status CublasLt::Api::Multiply(const LtProduct& p, void* workspace) const {
   const float one = 1.0f;
   const float zero = 0.0f;
   return Check(entries,
-               entries.Matmul(handle, plan->descriptor, &one, p.w, plan->w, p.x, plan->x, &zero, p.y,
-                              plan->y, p.y, plan->y, &plan->algorithm, workspace, kLtWorkspaceBytes,
-                              device.stream()),
+               entries.Matmul(handle, plan->descriptor, &one, p.w, plan->w, p.x, plan->x, &zero,
+                              p.y, plan->y, p.y, plan->y, &plan->algorithm, workspace,
+                              kLtWorkspaceBytes, device.stream()),
                "a product");
 }
 

@@ -34,8 +34,8 @@ struct CublasLt::Api {
   Api& operator=(const Api&) = delete;
 
   // On the device's stream; `workspace` has kLtWorkspaceBytes. The algorithm is chosen once per
-  // shape, strides and alignment, so the same product is always computed in the same way. One thread at
-  // a time.
+  // shape, strides and alignment, so the same product is always computed in the same way. One
+  // thread at a time.
   Status Multiply(const LtProduct& product, void* workspace) const;
 
   cuda::Device& device;

@@ -9,7 +9,6 @@
 
 namespace granule::kernels::lt {
 
-
 using Code = int;  // 0 = success
 using Handle = struct LtOpaque*;
 using Descriptor = struct LtDescriptorOpaque*;
@@ -36,35 +35,34 @@ inline constexpr int kPreferAlignmentA = 5, kPreferAlignmentB = 6, kPreferAlignm
                      kPreferAlignmentD = 8;
 
 // One entry per line: name here, exported symbol, result, parameters.
-#define GRANULE_CUBLASLT_ENTRIES(X)                                                               \
-  X(Create, cublasLtCreate, Code, (Handle * handle))                                              \
-  X(Destroy, cublasLtDestroy, Code, (Handle handle))                                              \
-  X(GetVersion, cublasLtGetVersion, size_t, ())                                                   \
-  X(GetStatusString, cublasLtGetStatusString, const char*, (Code code))                           \
-  X(DescriptorCreate, cublasLtMatmulDescCreate, Code,                                             \
-    (Descriptor * descriptor, int compute_type, int scale_type))                                  \
-  X(DescriptorDestroy, cublasLtMatmulDescDestroy, Code, (Descriptor descriptor))                  \
-  X(DescriptorSet, cublasLtMatmulDescSetAttribute, Code,                                          \
-    (Descriptor descriptor, int attribute, const void* value, size_t bytes))                      \
-  X(LayoutCreate, cublasLtMatrixLayoutCreate, Code,                                               \
-    (MatrixLayout * layout, int type, uint64_t rows, uint64_t columns, int64_t ld))               \
-  X(LayoutDestroy, cublasLtMatrixLayoutDestroy, Code, (MatrixLayout layout))                      \
-  X(PreferenceCreate, cublasLtMatmulPreferenceCreate, Code, (Preference * preference))            \
-  X(PreferenceDestroy, cublasLtMatmulPreferenceDestroy, Code, (Preference preference))            \
-  X(PreferenceSet, cublasLtMatmulPreferenceSetAttribute, Code,                                    \
-    (Preference preference, int attribute, const void* value, size_t bytes))                      \
-  X(Heuristic, cublasLtMatmulAlgoGetHeuristic, Code,                                              \
-    (Handle handle, Descriptor descriptor, MatrixLayout a, MatrixLayout b, MatrixLayout c,        \
-     MatrixLayout d, Preference preference, int wanted, Candidate* candidates, int* found))       \
-  X(Matmul, cublasLtMatmul, Code,                                                                 \
-    (Handle handle, Descriptor descriptor, const void* alpha, const void* a, MatrixLayout a_layout, \
-     const void* b, MatrixLayout b_layout, const void* beta, const void* c, MatrixLayout c_layout, \
-     void* d, MatrixLayout d_layout, const Algorithm* algorithm, void* workspace,                 \
-     size_t workspace_bytes, cuda::StreamHandle stream))
+#define GRANULE_CUBLASLT_ENTRIES(X)                                                                \
+  X(Create, cublasLtCreate, Code, (Handle * handle))                                               \
+  X(Destroy, cublasLtDestroy, Code, (Handle handle))                                               \
+  X(GetVersion, cublasLtGetVersion, size_t, ())                                                    \
+  X(GetStatusString, cublasLtGetStatusString, const char*, (Code code))                            \
+  X(DescriptorCreate, cublasLtMatmulDescCreate, Code,                                              \
+    (Descriptor * descriptor, int compute_type, int scale_type))                                   \
+  X(DescriptorDestroy, cublasLtMatmulDescDestroy, Code, (Descriptor descriptor))                   \
+  X(DescriptorSet, cublasLtMatmulDescSetAttribute, Code,                                           \
+    (Descriptor descriptor, int attribute, const void* value, size_t bytes))                       \
+  X(LayoutCreate, cublasLtMatrixLayoutCreate, Code,                                                \
+    (MatrixLayout * layout, int type, uint64_t rows, uint64_t columns, int64_t ld))                \
+  X(LayoutDestroy, cublasLtMatrixLayoutDestroy, Code, (MatrixLayout layout))                       \
+  X(PreferenceCreate, cublasLtMatmulPreferenceCreate, Code, (Preference * preference))             \
+  X(PreferenceDestroy, cublasLtMatmulPreferenceDestroy, Code, (Preference preference))             \
+  X(PreferenceSet, cublasLtMatmulPreferenceSetAttribute, Code,                                     \
+    (Preference preference, int attribute, const void* value, size_t bytes))                       \
+  X(Heuristic, cublasLtMatmulAlgoGetHeuristic, Code,                                               \
+    (Handle handle, Descriptor descriptor, MatrixLayout a, MatrixLayout b, MatrixLayout c,         \
+     MatrixLayout d, Preference preference, int wanted, Candidate* candidates, int* found))        \
+  X(Matmul, cublasLtMatmul, Code,                                                                  \
+    (Handle handle, Descriptor descriptor, const void* alpha, const void* a,                       \
+     MatrixLayout a_layout, const void* b, MatrixLayout b_layout, const void* beta, const void* c, \
+     MatrixLayout c_layout, void* d, MatrixLayout d_layout, const Algorithm* algorithm,            \
+     void* workspace, size_t workspace_bytes, cuda::StreamHandle stream))
 
 struct Entries {
-#define GRANULE_CUBLASLT_ENTRY(name, symbol, result, parameters) \
-  result(*name) parameters = nullptr;
+#define GRANULE_CUBLASLT_ENTRY(name, symbol, result, parameters) result(*name) parameters = nullptr;
   GRANULE_CUBLASLT_ENTRIES(GRANULE_CUBLASLT_ENTRY)
 #undef GRANULE_CUBLASLT_ENTRY
 };

@@ -1,6 +1,5 @@
 #include "kernels/cuda/launcher.h"
 
-#include <algorithm>
 #include <span>
 
 #include "kernels/cuda/images.h"
@@ -55,9 +54,8 @@ Result<cuda::FunctionHandle> CudaKernels::Find(std::string_view name, int shared
   }
   if (function.handle == nullptr)
     return Error(Code::kInternal, "no kernel {} in the images of this build", name);
-  // Without asking, a block gets 48 KiB.
-  constexpr int kUsualSharedBytes = 48 << 10;
-  if (shared_bytes > std::max(kUsualSharedBytes, function.shared_bytes)) {
+  // Without asking, a block gets 48 KiB less what the kernel itself declares.
+  if (shared_bytes > function.shared_bytes) {
     if (Status s = device_.Check(driver.FuncSetAttribute(function.handle,
                                                          cuda::kMaxDynamicSharedBytes, shared_bytes),
                                  "asking for shared memory");

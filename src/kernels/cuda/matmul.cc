@@ -29,8 +29,8 @@ bool Aligned16(const float* x, int64_t ldx) {
 
 bool IsQuantised(WeightKind kind) { return kind == WeightKind::kQ4 || kind == WeightKind::kQ8; }
 
-// Outputs with the same family are computed by the same kernel. Those of 1 to 8 rows tell more cases
-// apart than those of more.
+// Outputs with the same family are computed by the same kernel. Those of 1 to 8 rows tell more
+// cases apart than those of more.
 struct Family {
   WeightKind kind = WeightKind::kF32;
   bool tiled = false;
@@ -46,8 +46,8 @@ Family GemmFamily(const CudaWeights& w) { return {w.kind, false, false}; }
 // Calls `run` with outputs of one family, at most kMostTargets at a time, until all have had their
 // turn. Families and outputs in order.
 template <class Run>
-void ForEachFamily(std::span<const CudaMatMulOutput> outputs, Family (*family_of)(const CudaWeights&),
-                   Run run) {
+void ForEachFamily(std::span<const CudaMatMulOutput> outputs,
+                   Family (*family_of)(const CudaWeights&), Run run) {
   for (size_t first = 0; first < outputs.size(); ++first) {
     const Family family = family_of(View(outputs[first]));
     const auto same = [&](const CudaMatMulOutput& output) {
@@ -73,6 +73,7 @@ void ForEachFamily(std::span<const CudaMatMulOutput> outputs, Family (*family_of
 struct GemvShape {
   int64_t rows = 0;    // of weights, in a group
   int64_t chunks = 0;  // of k
+  int warps = 0;       // of a block
   int split = 1;
   int64_t stage = 0;         // chunks at a time
   int64_t shared_bytes = 0;  // of them
@@ -81,44 +82,44 @@ struct GemvShape {
 // `m` is 1, 2, 4 or 8. The split, on which the order of sums depends, follows from n and k alone.
 GemvShape ShapeOfGemv(Family family, int64_t n, int64_t k, int m) {
   GemvShape shape;
-  // Warps that share the rows of a group: as many as fill a GPU, while each has a load or two per lane.
-  int64_t chunks_of_warp, groups, chunk_bytes, line_bytes = 0;
-  int64_t wanted;
+  // Warps that share the rows of a group: as many as fill a GPU, while each has a load or two per
+  // lane. Groups are counted as if they always had the rows that they have for one row of x.
+  int64_t groups, fewest_chunks, chunk_bytes, extra_bytes, block_bytes;
   if (family.tiled) {
     const int64_t values = family.kind == WeightKind::kQ4 ? 128 : 64;
+    shape.warps = kCodesWarps;
     shape.rows = CodesRows(m);
     shape.chunks = CeilDiv(k, values);
-    groups = CeilDiv<int64_t>(n, 16);
-    chunks_of_warp = 1;
-    wanted = 4096;
+    groups = CeilDiv<int64_t>(n, CodesRows(1));
+    fewest_chunks = 1;
     chunk_bytes = values * 6 * m;  // three pieces of two bytes
+    extra_bytes = CodesStageBytes(m);
+    block_bytes = (m <= 2 ? 68 << 10 : 102 << 10);
   } else {
     const int64_t values = GemvChunkValues(family.kind);
+    shape.warps = GemvWarps(family.kind, m);
     shape.rows = GemvRows(family.kind, m);
     shape.chunks = CeilDiv(k, values);
-    groups = n;
-    chunks_of_warp = 64;
-    wanted = 4096;
+    groups = CeilDiv<int64_t>(n, GemvRows(family.kind, 1));
+    fewest_chunks = 32;  // one per lane
     chunk_bytes = values * 4 * m;
-    line_bytes = values * 4 * m;  // one more chunk
+    extra_bytes = chunk_bytes;  // one float4 more per line
+    block_bytes = 100 << 10;
   }
   // Of 8 rows the chunks of one turn of all warps must fit shared memory.
-  const int most = !family.tiled && family.kind == WeightKind::kQ4 ? 4 : kGemvWarps;
-  while (shape.split < most && groups * shape.split < wanted &&
-         shape.chunks >= 2 * chunks_of_warp / (family.tiled ? 1 : 2) * shape.split) {
+  const int most = !family.tiled && family.kind == WeightKind::kQ4 ? 4 : kMostSplit;
+  constexpr int64_t kEnoughWarps = 3400;
+  while (shape.split < most && groups * shape.split < kEnoughWarps &&
+         shape.chunks >= 2 * fewest_chunks * shape.split) {
     shape.split *= 2;
   }
-  // x in one piece where three blocks then fit a multiprocessor, else in pieces for two (or the smallest
-  // that there can be).
-  constexpr int64_t kWhole = 72 << 10;
-  constexpr int64_t kPiece = 100 << 10;
-  shape.stage = shape.chunks;
-  if (shape.chunks * chunk_bytes > kWhole) {
-    const int64_t turn = (family.tiled ? 1 : 32) * shape.split;
-    shape.stage =
-        std::min(shape.chunks, std::max(turn, kPiece / chunk_bytes / turn * turn));
-  }
-  shape.shared_bytes = shape.stage * chunk_bytes + line_bytes;
+  // x in equal pieces such that as many blocks fit a multiprocessor as registers allow.
+  const int64_t shared = block_bytes - extra_bytes;
+  const int64_t turn = (family.tiled ? 1 : 32) * shape.split;
+  const int64_t most_chunks = std::max(turn, shared / chunk_bytes / turn * turn);
+  const int64_t stages = CeilDiv(shape.chunks, most_chunks);
+  shape.stage = std::min(shape.chunks, RoundUp(CeilDiv(shape.chunks, stages), turn));
+  shape.shared_bytes = shape.stage * chunk_bytes + extra_bytes;
   return shape;
 }
 
@@ -147,8 +148,8 @@ void RunGemv(Launcher& launcher, const CudaMatMulArgs& call,
   const std::string name =
       family.tiled ? Format("matmul_codes_{}{}_{}", kind, family.zeros ? "_zeros" : "", m)
                    : Format("matmul_gemv_{}{}_{}", kind, family.zeros ? "_float" : "", m);
-  const int64_t blocks = CeilDiv<int64_t>(args.first_group[args.count], kGemvWarps / shape.split);
-  launcher.Launch(name, {static_cast<unsigned>(blocks)}, kGemvWarps * 32,
+  const int64_t blocks = CeilDiv<int64_t>(args.first_group[args.count], shape.warps / shape.split);
+  launcher.Launch(name, {static_cast<unsigned>(blocks)}, static_cast<unsigned>(shape.warps * 32),
                   static_cast<unsigned>(shape.shared_bytes), args);
 }
 
@@ -176,9 +177,9 @@ GemmShape ShapeOf(int64_t m, const Outputs& outputs) {
   constexpr int64_t kBlocksInFlight = 264;
   constexpr int64_t kMostParts = 8;
   constexpr int64_t kFewestUnits = 16;
-  const int64_t wanted = std::clamp<int64_t>(kBlocksInFlight / std::max<int64_t>(tiles, 1), 1,
-                                             std::min(kMostParts, std::max<int64_t>(
-                                                                      shape.units / kFewestUnits, 1)));
+  const int64_t wanted =
+      std::clamp<int64_t>(kBlocksInFlight / std::max<int64_t>(tiles, 1), 1,
+                          std::min(kMostParts, std::max<int64_t>(shape.units / kFewestUnits, 1)));
   shape.part_units = RoundUp<int64_t>(CeilDiv(shape.units, wanted), tile.bk / kUnit);
   shape.parts = CeilDiv(shape.units, shape.part_units);
   return shape;
@@ -291,9 +292,8 @@ void RunBlas(Launcher& launcher, const CudaMatMulArgs& call) {
         args.rows = rows;
         args.y = expanded;
         args.ld = ld;
-        launcher.Launch(
-            Format("matmul_expand_{}", kWeightKindNames[static_cast<int>(w.kind)]),
-            {StrideBlocks(rows * ld / kUnit)}, 256, 0, args);
+        launcher.Launch(Format("matmul_expand_{}", kWeightKindNames[static_cast<int>(w.kind)]),
+                        {StrideBlocks(rows * ld / kUnit)}, 256, 0, args);
       }
       if (!launcher.status().ok()) return;
       LtProduct product;

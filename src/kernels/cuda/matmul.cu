@@ -1,5 +1,5 @@
-// Kernels of matrix products: instances of matmul_gemv.cuh, matmul_codes.cuh and matmul_gemm.cuh, and the
-// copies and conversions around them.
+// Kernels of matrix products: instances of matmul_gemv.cuh, matmul_codes.cuh and matmul_gemm.cuh,
+// and the copies and conversions around them.
 #include "kernels/cuda/matmul_codes.cuh"
 #include "kernels/cuda/matmul_gemm.cuh"
 #include "kernels/cuda/matmul_gemv.cuh"
@@ -7,10 +7,10 @@
 
 namespace granule::kernels {
 
-#define GRANULE_GEMV(name, kind, zeros, m)                                  \
-  extern "C" __global__ void __launch_bounds__(kGemvWarps * 32)             \
-      matmul_gemv_##name##_##m(const __grid_constant__ GemvArgs args) {     \
-    Gemv<WeightKind::kind, zeros, m>(args);                                 \
+#define GRANULE_GEMV(name, kind, zeros, m)                                             \
+  extern "C" __global__ void __launch_bounds__(32 * GemvWarps(WeightKind::kind, m), 2) \
+      matmul_gemv_##name##_##m(const __grid_constant__ GemvArgs args) {                \
+    Gemv<WeightKind::kind, zeros, m>(args);                                            \
   }
 #define GRANULE_GEMVS(name, kind, zeros) \
   GRANULE_GEMV(name, kind, zeros, 1)     \
@@ -28,10 +28,10 @@ GRANULE_GEMVS(q8_float, kQ8, true)
 #undef GRANULE_GEMVS
 #undef GRANULE_GEMV
 
-#define GRANULE_CODES(name, bits, zeros, m)                                 \
-  extern "C" __global__ void __launch_bounds__(kGemvWarps * 32, 2)          \
-      matmul_codes_##name##_##m(const __grid_constant__ GemvArgs args) {    \
-    CodesGemv<bits, zeros, m>(args);                                        \
+#define GRANULE_CODES(name, bits, zeros, m)                                      \
+  extern "C" __global__ void __launch_bounds__(kCodesWarps * 32, m <= 2 ? 3 : 2) \
+      matmul_codes_##name##_##m(const __grid_constant__ GemvArgs args) {         \
+    CodesGemv<bits, zeros, m>(args);                                             \
   }
 #define GRANULE_CODES_OF(name, bits, zeros) \
   GRANULE_CODES(name, bits, zeros, 1)       \
@@ -53,9 +53,9 @@ GRANULE_CODES_OF(q8_zeros, 8, true)
     static_assert(kGemmTiles[i].threads == 32 * wm * wn);                                       \
     Gemm<WeightKind::kind, kGemmTiles[i].bm, kGemmTiles[i].bn, kGemmTiles[i].bk, wm, wn>(args); \
   }
-#define GRANULE_GEMMS(name, kind)     \
-  GRANULE_GEMM(name, kind, 0, 1, 4)   \
-  GRANULE_GEMM(name, kind, 1, 2, 2)   \
+#define GRANULE_GEMMS(name, kind)   \
+  GRANULE_GEMM(name, kind, 0, 1, 8) \
+  GRANULE_GEMM(name, kind, 1, 2, 4) \
   GRANULE_GEMM(name, kind, 2, 2, 4)
 GRANULE_GEMMS(f32, kF32)
 GRANULE_GEMMS(f16, kF16)
@@ -177,7 +177,8 @@ extern "C" __global__ void __launch_bounds__(256) matmul_pad(const __grid_consta
 }
 
 // The words of each group of 16: 4 i + t to 4 t + i.
-extern "C" __global__ void __launch_bounds__(256) matmul_tile(const __grid_constant__ PadArgs args) {
+extern "C" __global__ void __launch_bounds__(256)
+    matmul_tile(const __grid_constant__ PadArgs args) {
   const int64_t to_words = args.to_bytes / 4;
   const int64_t from_words = args.from_bytes / 4;
   const int64_t count = args.rows * to_words;
@@ -189,6 +190,32 @@ extern "C" __global__ void __launch_bounds__(256) matmul_tile(const __grid_const
     const int64_t word = i % to_words;
     const int64_t source = word / 16 * 16 + word % 4 * 4 + word / 4 % 4;
     to[i] = source < from_words ? from[row * from_words + source] : 0;
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    matmul_tile_scales(const __grid_constant__ TileScalesArgs args) {
+  const int64_t count = args.rows * args.to_blocks;
+  for (int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; i < count;
+       i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
+    const int64_t row = i / args.to_blocks;
+    const int block = min(static_cast<int>(i % args.to_blocks) >> args.shift, args.from_blocks - 1);
+    args.to[i] = LoadFloat(args.from, args.type, row * args.from_blocks + block);
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    matmul_tile_zeros(const __grid_constant__ TileZerosArgs args) {
+  const int64_t row_bytes = static_cast<int64_t>(args.groups) * 4;
+  const int64_t count = args.rows * row_bytes;
+  for (int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; i < count;
+       i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
+    const uint8_t* from = args.from + i / row_bytes * args.from_row_bytes;
+    const int byte = static_cast<int>(i % row_bytes);
+    const int part = byte / 4 * args.parts + min(byte % 4, args.parts - 1);
+    const int block = min(part >> args.parts_log2, args.from_blocks - 1);
+    args.to[i] = args.bits == 8 ? from[block]
+                                : static_cast<uint8_t>((from[block / 2] >> block % 2 * 4) & 15);
   }
 }
 

@@ -1,5 +1,5 @@
-// kernels/cuda/cublas_lt_entries.h declares cuBLASLt's types by itself; here the compiler compares them with
-// the toolkit's, where it has them.
+// kernels/cuda/cublas_lt_entries.h declares cuBLASLt's types by itself; here the compiler compares
+// them with the toolkit's, where it has them.
 #if __has_include(<cublasLt.h>)
 #include <cublasLt.h>
 
@@ -36,7 +36,7 @@ template <class R, class... P>
 struct Signature<R (*)(P...)> {
   using Type = Bare<R>(Bare<P>...);
 };
-#define GRANULE_CUBLASLT_COMPARE(name, symbol, result, parameters)                   \
+#define GRANULE_CUBLASLT_COMPARE(name, symbol, result, parameters)       \
   static_assert(std::is_same_v<Signature<decltype(Entries::name)>::Type, \
                                Signature<decltype(&symbol)>::Type>);
 GRANULE_CUBLASLT_ENTRIES(GRANULE_CUBLASLT_COMPARE)

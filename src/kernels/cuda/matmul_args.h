@@ -1,8 +1,8 @@
 // What the host code and the kernels of matrix products share: plain data, no CUDA headers.
 //
 // Letters: m rows of x, n rows of the weights, k the length of both. A unit is 16 values of k: no
-// quantisation block is smaller, so the values of a unit have one scale. A chunk is the 16 bytes that
-// a lane loads at once.
+// quantisation block is smaller, so the values of a unit have one scale. A chunk is the 16 bytes
+// that a lane loads at once.
 #pragma once
 
 #include <cstdint>
@@ -29,9 +29,12 @@ enum class ZeroKind : int32_t { kDefault, kPacked, kFloat };
 
 //
 // Tiled codes (blocks of at least 32, zero points integers; matmul_codes.cuh reads them): rows are
-// multiples of 64 bytes, cut into groups of 64 bytes, cut into 16 words of 4 bytes. Word 4 i + t of the
-// source is word 4 t + i of its group, so that lane t of four, loading 16 bytes, has words t of four
-// runs of 16 bytes. Rows, scales and zero points are there up to a multiple of kTiledRows rows. A part is 32 codes of a row: one such run of 4 bits, two of 8 bits.
+// multiples of 64 bytes, cut into groups of 64 bytes, cut into 16 words of 4 bytes. Word 4 i + t of
+// the source is word 4 t + i of its group, so that lane t of four, loading 16 bytes, has words t of
+// four runs of 16 bytes. A part is 32 codes of a row: one such run of 4 bits, two of 8 bits. Blocks
+// longer than a group are cut into groups, so that each group has scales of its own (1, 2 or 4,
+// fp32 whatever they were) and 4 bytes of packed zero points, one for each part. Rows, scales and
+// zero points are there up to a multiple of kTiledRows rows.
 struct CudaWeights {
   const void* data = nullptr;    // [n] rows
   const void* scales = nullptr;  // [n, blocks] of scales_type
@@ -46,7 +49,6 @@ struct CudaWeights {
   ZeroKind zero_kind = ZeroKind::kDefault;
   WeightKind kind = WeightKind::kF32;
   bool tiled = false;
-  bool wide_scales = false;  // tiled: blocks of 32, and the scales of any group are aligned to their size
 };
 
 struct MatMulTarget {
@@ -58,15 +60,14 @@ struct MatMulTarget {
 
 inline constexpr int kMostTargets = 8;  // of one launch; the arguments of a kernel end at 4 KiB
 
-// m = 1 to 8, all targets of one kind. A block has kGemvWarps warps. The rows of all targets are cut
-// into groups of `rows_per_group`; the chunks of a group's rows are dealt to `split` warps in turns
-// of 32. Group g of target t is first_group[t] + g.
-inline constexpr int kGemvWarps = 8;
+// m = 1 to 8, all targets of one kind. A block has GemvWarps warps. The rows of all targets are
+// cut into groups of `rows_per_group`; the chunks of a group's rows are dealt to `split` warps in
+// turns of 32. Group g of target t is first_group[t] + g.
 struct GemvArgs {
   MatMulTarget targets[kMostTargets];
   int64_t first_group[kMostTargets + 1] = {};  // ends with the number of groups
   int32_t count = 0;
-  int32_t split = 1;        // 1, 2, 4 or 8
+  int32_t split = 1;         // 1, 2, 4 or 8
   int32_t stage_chunks = 0;  // of x in shared memory at a time: a multiple of 32 * split, or all
   int32_t m = 0;
   const float* x = nullptr;  // [m, ldx]
@@ -75,12 +76,18 @@ struct GemvArgs {
   bool aligned = false;  // x and ldx allow loads of 16 bytes
 };
 
-// Rows of weights that one warp (or `split` warps) work on at a time, and chunks of each that are in
-// flight: by the kind and by the rows m that the kernel was made for.
+// Rows of weights that one warp (or `split` warps) work on at a time, and warps of a block: by the
+// kind and by the rows m that the kernel was made for. Many warps share one copy of x where
+// registers allow it, since every block brings its own.
 constexpr int GemvRows(WeightKind kind, int m) {
-  if (kind == WeightKind::kQ4) return m <= 4 ? 4 : 2;
+  if (kind == WeightKind::kQ4) return m == 1 ? 4 : 2;
+  if (kind == WeightKind::kF16 || kind == WeightKind::kBF16) return m <= 4 ? 2 : 4;
   return 2;
 }
+constexpr int GemvWarps(WeightKind kind, int m) {
+  return kind == WeightKind::kQ4 || kind == WeightKind::kQ8 || m > 1 ? 8 : 16;
+}
+inline constexpr int kMostSplit = 8;
 constexpr int GemvChunkValues(WeightKind kind) {
   return kind == WeightKind::kF32  ? 4
          : kind == WeightKind::kQ8 ? 16
@@ -88,12 +95,20 @@ constexpr int GemvChunkValues(WeightKind kind) {
                                    : 8;
 }
 
-// Tiled codes: the same arguments; a group of rows is a tile or two of 16, a chunk is a group of codes.
+// Tiled codes: the same arguments; a group of rows is a tile or two of 16, a chunk is a group of
+// codes. Each warp has stages of shared memory, one per group in flight (and one in use): 16 bytes
+// of codes for each lane and eight rows, and 16 bytes for scales for each row.
+inline constexpr int kCodesWarps = 8;
 constexpr int CodesRows(int m) { return m <= 2 ? 16 : 32; }
+constexpr int CodesStages(int m) { return m <= 2 ? 3 : 2; }
+constexpr int CodesStageBytes(int m) {
+  return kCodesWarps * CodesStages(m) * CodesRows(m) * (4 * 16 + 16 + 4);
+}
 
 // More rows: tensor cores. Block x is one tile of `bn` rows of a target's weights (first_tile as
-// first_group above), block y one tile of `bm` rows of x, block z one part of k. With parts > 1 sums
-// go to partial[part][m][columns of all targets], and matmul_merge adds them in ascending order.
+// first_group above), block y one tile of `bm` rows of x, block z one part of k. With parts > 1
+// sums go to partial[part][m][columns of all targets], and matmul_merge adds them in ascending
+// order.
 struct GemmArgs {
   MatMulTarget targets[kMostTargets];
   int32_t first_tile[kMostTargets + 1] = {};
@@ -109,12 +124,12 @@ struct GemmArgs {
   bool aligned = false;
 };
 
-// The tiles. Small ones for few rows, where the weights' bytes bound the product.
+// The tiles. Low ones for few rows, where the weights' bytes bound the product.
 struct GemmTile {
   int bm, bn, bk, threads;
 };
-inline constexpr GemmTile kGemmTiles[] = {{32, 64, 64, 128}, {64, 64, 64, 128}, {128, 128, 32, 256}};
-inline constexpr int kGemmTileKinds = 3;
+inline constexpr GemmTile kGemmTiles[] = {
+    {32, 128, 64, 256}, {64, 128, 32, 256}, {128, 128, 32, 256}};
 
 // [rows, width] fp32 to fp16 (saturating) or bf16, rows of `ld` elements; zeros from width to ld.
 struct NarrowArgs {
@@ -126,8 +141,8 @@ struct NarrowArgs {
   bool bf16 = false;
 };
 
-// Rows [first, first + rows) of a matrix as fp16, rows of `ld` elements (a multiple of kUnit); zeros
-// from k to ld.
+// Rows [first, first + rows) of a matrix as fp16, rows of `ld` elements (a multiple of kUnit);
+// zeros from k to ld.
 struct ExpandArgs {
   CudaWeights weights;
   int64_t first = 0, rows = 0;
@@ -159,6 +174,29 @@ struct PadArgs {
   void* to = nullptr;
   int64_t rows = 0;
   int64_t from_bytes = 0, to_bytes = 0;
+};
+
+// Scales [rows, from_blocks] as tiled codes have them, fp32 [rows, to_blocks]: block b is source
+// block b >> shift, or the last one where padding has more.
+struct TileScalesArgs {
+  const void* from = nullptr;
+  int32_t type = kTypeF32;
+  float* to = nullptr;
+  int64_t rows = 0;
+  int32_t from_blocks = 0, to_blocks = 0;
+  int32_t shift = 0;
+};
+
+// Packed zero points as tiled codes have them: 4 bytes for each group of `parts` parts.
+struct TileZerosArgs {
+  const uint8_t* from = nullptr;
+  int64_t from_row_bytes = 0;
+  uint8_t* to = nullptr;
+  int64_t rows = 0;
+  int32_t bits = 4;
+  int32_t from_blocks = 0;
+  int32_t parts_log2 = 0;  // of a source block
+  int32_t groups = 0, parts = 0;
 };
 
 }  // namespace granule::kernels

@@ -1,11 +1,12 @@
 // Products of many rows on tensor cores: mma.sync m16n8k16, fp16 or bf16 operands, sums in fp32.
 //
-// A block makes a tile of kBm rows of x by kBn rows of weights, kBk values of k at a time: while the
-// warps multiply one stage in shared memory, the next one is on its way to registers, where it is
-// converted (x from fp32, weights from whatever they are) before it is stored to the other buffer.
+// A block makes a tile of kBm rows of x by kBn rows of weights, kBk values of k at a time: while
+// the warps multiply one stage in shared memory, the next one is on its way to registers, where it
+// is converted (x from fp32, weights from whatever they are) before it is stored to the other
+// buffer.
 //
-// Rows in shared memory are kBk + 8 values long: 8 rows of 16 bytes, as ldmatrix reads them, then fall
-// into different banks.
+// Rows in shared memory are kBk + 8 values long: 8 rows of 16 bytes, as ldmatrix reads them, then
+// fall into different banks.
 #pragma once
 
 #include "kernels/cuda/matmul_weights.cuh"
@@ -61,7 +62,7 @@ __device__ __forceinline__ void Gemm(const GemmArgs& args) {
   constexpr bool kBF16 = kKind == WeightKind::kBF16;
   constexpr int kThreads = 32 * kWm * kWn;
   constexpr int kLine = kBk + 8;
-  constexpr int kUnits = kBk / kUnit;  // of a row in a stage
+  constexpr int kUnits = kBk / kUnit;                                // of a row in a stage
   constexpr int kXUnits = (kBm * kUnits + kThreads - 1) / kThreads;  // of a thread
   constexpr int kWUnits = kBn * kUnits / kThreads;
   static_assert(kBn * kUnits % kThreads == 0);
@@ -75,7 +76,8 @@ __device__ __forceinline__ void Gemm(const GemmArgs& args) {
   while (t + 1 < args.count && static_cast<int>(blockIdx.x) >= args.first_tile[t + 1]) ++t;
   const MatMulTarget& target = args.targets[t];
   const CudaWeights& w = target.weights;
-  const int64_t first_n = static_cast<int64_t>(static_cast<int>(blockIdx.x) - args.first_tile[t]) * kBn;
+  const int64_t first_n =
+      static_cast<int64_t>(static_cast<int>(blockIdx.x) - args.first_tile[t]) * kBn;
   const int64_t first_m = static_cast<int64_t>(blockIdx.y) * kBm;
   const int units = static_cast<int>((args.k + kUnit - 1) / kUnit);
   const int begin = static_cast<int>(blockIdx.z) * args.part_units;
@@ -88,8 +90,8 @@ __device__ __forceinline__ void Gemm(const GemmArgs& args) {
 
   float x_raw[kXUnits][kUnit];
   RawUnit<kKind> w_raw[kWUnits];
-  // Unit u of a stage: row u / kUnits, values from u % kUnits * 16. Rows beyond m or n read the last
-  // one again; units beyond the part are zero on both sides.
+  // Unit u of a stage: row u / kUnits, values from u % kUnits * 16. Rows beyond m or n read the
+  // last one again; units beyond the part are zero on both sides.
   const auto load = [&](int first) {
 #pragma unroll
     for (int i = 0; i < kXUnits; ++i) {
@@ -123,8 +125,8 @@ __device__ __forceinline__ void Gemm(const GemmArgs& args) {
         pairs[j] = kBF16 ? PackBF16(x_raw[i][2 * j], x_raw[i][2 * j + 1])
                          : PackF16(x_raw[i][2 * j], x_raw[i][2 * j + 1]);
       }
-      uint4* to = reinterpret_cast<uint4*>(
-          &shared_x[buffer][u / kUnits * kLine + u % kUnits * kUnit]);
+      uint4* to =
+          reinterpret_cast<uint4*>(&shared_x[buffer][u / kUnits * kLine + u % kUnits * kUnit]);
       to[0] = {pairs[0], pairs[1], pairs[2], pairs[3]};
       to[1] = {pairs[4], pairs[5], pairs[6], pairs[7]};
     }
@@ -133,8 +135,8 @@ __device__ __forceinline__ void Gemm(const GemmArgs& args) {
       const int u = threadIdx.x + i * kThreads;
       uint32_t pairs[8];
       ConvertUnit<kKind>(w_raw[i], pairs);
-      uint4* to = reinterpret_cast<uint4*>(
-          &shared_w[buffer][u / kUnits * kLine + u % kUnits * kUnit]);
+      uint4* to =
+          reinterpret_cast<uint4*>(&shared_w[buffer][u / kUnits * kLine + u % kUnits * kUnit]);
       to[0] = {pairs[0], pairs[1], pairs[2], pairs[3]};
       to[1] = {pairs[4], pairs[5], pairs[6], pairs[7]};
     }
@@ -154,8 +156,8 @@ __device__ __forceinline__ void Gemm(const GemmArgs& args) {
 #pragma unroll
       for (int i = 0; i < kTilesM; ++i) {
         // Matrices: rows 0-7 and 8-15 of values 0-7, then of values 8-15.
-        LoadMatrices(a[i], &shared_x[buffer][(warp_m + i * 16 + lane % 16) * kLine + k +
-                                             lane / 16 * 8]);
+        LoadMatrices(a[i],
+                     &shared_x[buffer][(warp_m + i * 16 + lane % 16) * kLine + k + lane / 16 * 8]);
       }
 #pragma unroll
       for (int j = 0; j < kTilesN; j += 2) {

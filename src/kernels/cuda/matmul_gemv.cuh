@@ -3,12 +3,12 @@
 // Every lane streams 16-byte chunks of GemvRows rows of weights and multiplies them with the same
 // values of x, which lie in shared memory. The next chunks are in flight while the last are
 // multiplied, the first ones already while x is brought in. A sum is made in this order: a lane's
-// chunks ascending, lanes by a butterfly, the warps of a split ascending, then the bias. It depends on
-// n, k and the kind, not on m: one row alone and the same row among 8 give the same bits.
+// chunks ascending, lanes by a butterfly, the warps of a split ascending, then the bias. It depends
+// on n, k and the kind, not on m: one row alone and the same row among 8 give the same bits.
 //
 // x in shared memory: piece p (4 values) of chunk c of row m lies at float4 [m * pieces + p][c], so
-// that lanes with neighbouring chunks read neighbouring 16 bytes; one float4 more per line keeps the
-// writes apart as well.
+// that lanes with neighbouring chunks read neighbouring 16 bytes; one float4 more per line keeps
+// the writes apart as well.
 #pragma once
 
 #include "kernels/cuda/matmul_weights.cuh"
@@ -48,8 +48,8 @@ __device__ __forceinline__ void LoadChunk(const CudaWeights& w, int64_t row, int
   }
 }
 
-// 2^23 + code, less the zero point. All exact, except that a zero point that is no integer rounds once,
-// as in float(code) - zero point.
+// 2^23 + code, less the zero point. All exact, except that a zero point that is no integer rounds
+// once, as in float(code) - zero point.
 template <bool kFloatZeros>
 __device__ __forceinline__ float Centred(uint32_t magic_code, float zero) {
   const float value = __uint_as_float(magic_code);
@@ -83,8 +83,7 @@ __device__ __forceinline__ float4 Values(const GemvBatch<kKind>& batch, int piec
     const auto value = [&](uint32_t mask, float power) {
       return Centred<kFloatZeros>(kMagic | (word & mask), zero * power);
     };
-    return {value(0xfu, 1.0f), value(0xf0u, 16.0f), value(0xf00u, 256.0f),
-            value(0xf000u, 4096.0f)};
+    return {value(0xfu, 1.0f), value(0xf0u, 16.0f), value(0xf00u, 256.0f), value(0xf000u, 4096.0f)};
   }
 }
 
@@ -104,15 +103,16 @@ __device__ __forceinline__ void Gemv(const GemvArgs& args) {
   constexpr int kRows = GemvRows(kKind, kM);
   constexpr int kValues = GemvChunkValues(kKind);
   constexpr int kPieces = kValues / 4;
-  constexpr int kDepth = kKind == WeightKind::kQ4 ? 1 : 2;  // chunks per row in flight
+  constexpr int kWarps = GemvWarps(kKind, kM);
+  constexpr int kDepth = kRows > 2 || kKind == WeightKind::kQ4 ? 1 : 2;  // chunks per row in flight
   extern __shared__ float4 shared[];
-  __shared__ float partial[kGemvWarps][kRows * kM];
+  __shared__ float partial[kWarps][kRows * kM];
 
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
   const int split = args.split;
   const int slice = warp % split;
-  const int64_t group = static_cast<int64_t>(blockIdx.x) * (kGemvWarps / split) + warp / split;
+  const int64_t group = static_cast<int64_t>(blockIdx.x) * (kWarps / split) + warp / split;
   const bool active = group < args.first_group[args.count];
   int t = 0;
   while (t + 1 < args.count && group >= args.first_group[t + 1]) ++t;
@@ -144,7 +144,7 @@ __device__ __forceinline__ void Gemv(const GemvArgs& args) {
     if (begin > 0) __syncthreads();  // all are done with the x before
     const int pieces = (end - begin) * kPieces;
     for (int m = 0; m < args.m; ++m) {
-      for (int i = threadIdx.x; i < pieces; i += kGemvWarps * 32) {
+      for (int i = threadIdx.x; i < pieces; i += kWarps * 32) {
         float4 v = LoadX(args, m, static_cast<int64_t>(begin) * kValues + i * 4);
         if constexpr (kKind == WeightKind::kQ4) {
           v.y *= 1.0f / 16;

@@ -21,7 +21,7 @@ constexpr int64_t kPartAlignment = 256;
 
 // Offsets and sizes of the parts of one allocation.
 struct Layout {
-  CudaWeights view;             // without addresses
+  CudaWeights view;              // without addresses
   int64_t source_row_bytes = 0;  // of [n, k] or codes
   int64_t rows = 0;              // n, or more where there are rows of padding
   int64_t scales_row_bytes = 0, zeros_row_bytes = 0;
@@ -59,10 +59,8 @@ Layout LayoutOf(const QuantizedWeights& weights) {
   layout.view.blocks = static_cast<int32_t>(blocks);
   layout.view.block_log2 = std::countr_zero(static_cast<uint64_t>(weights.block_size));
   layout.source_row_bytes = blocks * weights.block_size * weights.bits / 8;
-  layout.view.tiled = weights.block_size >= 32 &&
-                      weights.zero_points_kind != QuantizedWeights::ZeroPoints::kFloat;
-  layout.view.wide_scales = layout.view.tiled && weights.block_size == 32 &&
-                            blocks % (weights.bits == 4 ? 4 : 2) == 0;
+  layout.view.tiled =
+      weights.block_size >= 32 && weights.zero_points_kind != QuantizedWeights::ZeroPoints::kFloat;
   layout.view.row_bytes =
       RoundUp(layout.source_row_bytes, layout.view.tiled ? int64_t{64} : int64_t{16});
   layout.view.scales_type = static_cast<int32_t>(weights.scales_type);
@@ -82,6 +80,16 @@ Layout LayoutOf(const QuantizedWeights& weights) {
       layout.zeros_row_bytes = blocks * BitsOf(weights.zero_points_type) / 8;
       break;
   }
+  if (layout.view.tiled) {
+    const int64_t groups = layout.view.row_bytes / 64;
+    const int group_log2 = weights.bits == 4 ? 7 : 6;  // of its codes
+    layout.view.block_log2 = std::min(layout.view.block_log2, group_log2);
+    layout.view.blocks = static_cast<int32_t>(groups << (group_log2 - layout.view.block_log2));
+    layout.view.scales_type = kTypeF32;
+    layout.scales_row_bytes = int64_t{layout.view.blocks} * 4;
+    if (layout.view.zero_kind == ZeroKind::kPacked)
+      layout.zeros_row_bytes = layout.view.zero_row_bytes = groups * 4;
+  }
   Place(layout);
   return layout;
 }
@@ -94,11 +102,11 @@ unsigned CopyBlocks(int64_t items) {
   return static_cast<unsigned>(std::clamp<int64_t>(CeilDiv<int64_t>(items, 256), 1, 1 << 16));
 }
 
-// Passes the source through device memory, some rows at a time. A pass is over before the next one's
-// bytes arrive, as all of it is on one stream.
+// Passes the source through device memory, some rows at a time. A pass is over before the next
+// one's bytes arrive, as all of it is on one stream.
 template <class Rearrange>
-Status Pass(Launcher& launcher, Staging& staging, const void* from, int64_t rows,
-            int64_t row_bytes, Rearrange rearrange) {
+Status Pass(Launcher& launcher, Staging& staging, const void* from, int64_t rows, int64_t row_bytes,
+            Rearrange rearrange) {
   const int64_t most = std::clamp<int64_t>(kPassBytes / row_bytes, 1, rows);
   auto pass = cuda::Buffer::Allocate(launcher.device(), static_cast<size_t>(most * row_bytes),
                                      "rearranging weights");
@@ -121,17 +129,59 @@ Status UploadRows(Launcher& launcher, Staging& staging, const void* from, int64_
                   const CudaWeights& view, cuda::DevicePtr to) {
   if (row_bytes == view.row_bytes && !view.tiled)
     return staging.Upload(to, Bytes(from, 0, view.n * view.row_bytes));
-  return Pass(launcher, staging, from, view.n, row_bytes,
+  return Pass(
+      launcher, staging, from, view.n, row_bytes,
+      [&](const void* pass, int64_t row, int64_t count) {
+        PadArgs args;
+        args.from = pass;
+        args.to = reinterpret_cast<void*>(to + static_cast<cuda::DevicePtr>(row * view.row_bytes));
+        args.rows = count;
+        args.from_bytes = row_bytes;
+        args.to_bytes = view.row_bytes;
+        launcher.Launch(view.tiled ? "matmul_tile" : "matmul_pad",
+                        {CopyBlocks(count * view.row_bytes / 4)}, 256, 0, args);
+      });
+}
+
+// Scales and packed zero points of tiled codes.
+Status UploadTiledScales(Launcher& launcher, Staging& staging, const QuantizedWeights& weights,
+                         const CudaWeights& view, cuda::DevicePtr to) {
+  const int64_t blocks = CeilDiv(weights.k, weights.block_size);
+  const int64_t row_bytes = blocks * BitsOf(weights.scales_type) / 8;
+  if (weights.scales_type == DType::kF32 && blocks == view.blocks)
+    return staging.Upload(to, Bytes(weights.scales, 0, weights.n * row_bytes));
+  return Pass(
+      launcher, staging, weights.scales, weights.n, row_bytes,
+      [&](const void* pass, int64_t row, int64_t count) {
+        TileScalesArgs args;
+        args.from = pass;
+        args.type = static_cast<int32_t>(weights.scales_type);
+        args.to = reinterpret_cast<float*>(to) + row * view.blocks;
+        args.rows = count;
+        args.from_blocks = static_cast<int32_t>(blocks);
+        args.to_blocks = view.blocks;
+        args.shift = std::countr_zero(static_cast<uint64_t>(weights.block_size)) - view.block_log2;
+        launcher.Launch("matmul_tile_scales", {CopyBlocks(count * view.blocks)}, 256, 0, args);
+      });
+}
+Status UploadTiledZeros(Launcher& launcher, Staging& staging, const QuantizedWeights& weights,
+                        const CudaWeights& view, cuda::DevicePtr to) {
+  const int64_t blocks = CeilDiv(weights.k, weights.block_size);
+  const int64_t row_bytes = CeilDiv(blocks * weights.bits, int64_t{8});
+  return Pass(launcher, staging, weights.zero_points, weights.n, row_bytes,
               [&](const void* pass, int64_t row, int64_t count) {
-                PadArgs args;
-                args.from = pass;
-                args.to = reinterpret_cast<void*>(
-                    to + static_cast<cuda::DevicePtr>(row * view.row_bytes));
+                TileZerosArgs args;
+                args.from = static_cast<const uint8_t*>(pass);
+                args.from_row_bytes = row_bytes;
+                args.to = reinterpret_cast<uint8_t*>(to) + row * view.zero_row_bytes;
                 args.rows = count;
-                args.from_bytes = row_bytes;
-                args.to_bytes = view.row_bytes;
-                launcher.Launch(view.tiled ? "matmul_tile" : "matmul_pad",
-                                {CopyBlocks(count * view.row_bytes / 4)}, 256, 0, args);
+                args.bits = weights.bits;
+                args.from_blocks = static_cast<int32_t>(blocks);
+                args.parts_log2 = std::countr_zero(static_cast<uint64_t>(weights.block_size)) - 5;
+                args.groups = static_cast<int32_t>(view.row_bytes / 64);
+                args.parts = weights.bits == 4 ? 4 : 2;
+                launcher.Launch("matmul_tile_zeros", {CopyBlocks(count * view.zero_row_bytes)}, 256,
+                                0, args);
               });
 }
 
@@ -231,16 +281,21 @@ Result<std::shared_ptr<const CudaMatrix>> CudaMatrix::Upload(Launcher& launcher,
       !s.ok()) {
     return s;
   }
-  if (Status s = staging.Upload(base + static_cast<cuda::DevicePtr>(layout.scales_at),
-                                Bytes(weights.scales, 0, weights.n * layout.scales_row_bytes));
-      !s.ok()) {
-    return s;
+  const auto scales = base + static_cast<cuda::DevicePtr>(layout.scales_at);
+  const auto zeros = base + static_cast<cuda::DevicePtr>(layout.zeros_at);
+  Status status;
+  if (data.view.tiled) {
+    status = UploadTiledScales(launcher, staging, weights, data.view, scales);
+    if (status.ok() && layout.zeros_row_bytes > 0)
+      status = UploadTiledZeros(launcher, staging, weights, data.view, zeros);
+  } else {
+    status = staging.Upload(scales, Bytes(weights.scales, 0, weights.n * layout.scales_row_bytes));
+    if (status.ok()) {
+      status =
+          staging.Upload(zeros, Bytes(weights.zero_points, 0, weights.n * layout.zeros_row_bytes));
+    }
   }
-  if (Status s = staging.Upload(base + static_cast<cuda::DevicePtr>(layout.zeros_at),
-                                Bytes(weights.zero_points, 0, weights.n * layout.zeros_row_bytes));
-      !s.ok()) {
-    return s;
-  }
+  if (!status.ok()) return status;
   return std::shared_ptr<const CudaMatrix>(std::move(matrix));
 }
 

@@ -45,11 +45,9 @@ __device__ __forceinline__ float2 BHalves(uint32_t bits) {
 // Two floats as fp16, the first in the low half. Beyond the range: the largest of that sign; NaN
 // stays.
 __device__ __forceinline__ uint32_t PackF16(float low, float high) {
-  constexpr float kLargest = 65504.0f;
-  low = fabsf(low) > kLargest ? copysignf(kLargest, low) : low;
-  high = fabsf(high) > kLargest ? copysignf(kLargest, high) : high;
-  const __half2 packed = __floats2half2_rn(low, high);
-  return *reinterpret_cast<const uint32_t*>(&packed);
+  uint32_t packed;
+  asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
 }
 __device__ __forceinline__ uint32_t PackBF16(float low, float high) {
   const __nv_bfloat162 packed = __floats2bfloat162_rn(low, high);
@@ -74,6 +72,11 @@ __device__ __forceinline__ float LoadScale(const CudaWeights& w, int64_t row, in
 template <int kBits>
 __device__ __forceinline__ uint32_t LoadZeroCode(const CudaWeights& w, int64_t row, int block) {
   const uint8_t* zeros = static_cast<const uint8_t*>(w.zeros) + row * w.zero_row_bytes;
+  if (w.tiled) {
+    constexpr int kParts = kBits == 4 ? 4 : 2;
+    const int part = block << (w.block_log2 - 5);
+    return __ldg(zeros + part / kParts * 4 + part % kParts);
+  }
   if (kBits == 8) return __ldg(zeros + block);
   return (__ldg(zeros + (block >> 1)) >> (block & 1) * 4) & 15;
 }
@@ -92,10 +95,10 @@ constexpr float kMagicValue = 8388608.0f;
 // 16 values of one row as they are loaded, before they are converted.
 template <WeightKind kKind>
 struct RawUnit {
-  static constexpr int kWords = kKind == WeightKind::kF32   ? 16
-                                : kKind == WeightKind::kQ4  ? 2
-                                : kKind == WeightKind::kQ8  ? 4
-                                                            : 8;
+  static constexpr int kWords = kKind == WeightKind::kF32  ? 16
+                                : kKind == WeightKind::kQ4 ? 2
+                                : kKind == WeightKind::kQ8 ? 4
+                                                           : 8;
   uint32_t words[kWords];
   float scale, zero;
 };
@@ -111,8 +114,9 @@ __device__ __forceinline__ void LoadUnit(const CudaWeights& w, int64_t row, int 
     // Words first to first + kWords - 1 of the row, all in one run of 16 bytes. Neighbours read the
     // rest of the sectors.
     const int first = unit * kWords;
-    const uint32_t* group = reinterpret_cast<const uint32_t*>(
-        static_cast<const char*>(w.data) + row * w.row_bytes + static_cast<int64_t>(first / 16) * 64);
+    const uint32_t* group =
+        reinterpret_cast<const uint32_t*>(static_cast<const char*>(w.data) + row * w.row_bytes +
+                                          static_cast<int64_t>(first / 16) * 64);
     const int run = first / 4 % 4;
 #pragma unroll
     for (int i = 0; i < kWords; ++i) raw.words[i] = __ldg(group + (first + i) % 4 * 4 + run);
@@ -133,7 +137,7 @@ __device__ __forceinline__ void LoadUnit(const CudaWeights& w, int64_t row, int 
   if constexpr (kCodes) {
     const int block = BlockOf(w, unit);
     raw.scale = LoadScale(w, row, block);
-    raw.zero = LoadZero<kKind == WeightKind::kQ4 ? 4 : 8>(w, row, block);
+    raw.zero = LoadZero < kKind == WeightKind::kQ4 ? 4 : 8 > (w, row, block);
   }
 }
 
@@ -146,8 +150,7 @@ __device__ __forceinline__ void ConvertUnit(const RawUnit<kKind>& raw, uint32_t 
   } else if constexpr (kKind == WeightKind::kF32) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      pairs[i] =
-          PackF16(__uint_as_float(raw.words[2 * i]), __uint_as_float(raw.words[2 * i + 1]));
+      pairs[i] = PackF16(__uint_as_float(raw.words[2 * i]), __uint_as_float(raw.words[2 * i + 1]));
     }
   } else {
 #pragma unroll

@@ -28,7 +28,7 @@ void Sample(Launcher& launcher, const CudaSampleArgs& args) {
   a.ids = args.ids;
   a.vocab = args.vocab_size;
   a.pieces = static_cast<int32_t>(Pieces(args.vocab_size));
-  const int bits = std::bit_width(static_cast<uint64_t>(args.vocab_size - 1));
+  const auto bits = static_cast<int>(std::bit_width(static_cast<uint64_t>(args.vocab_size - 1)));
   a.id_bits = std::max(4, RoundUp(bits, 4));
   a.vectors = args.vocab_size % 4 == 0 && reinterpret_cast<uintptr_t>(args.logits) % 16 == 0;
   const auto rows = static_cast<unsigned>(args.rows);

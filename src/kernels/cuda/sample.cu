@@ -183,7 +183,7 @@ class Draw {
     const int first_shift = shift;
     while (shift > 0) {
       shift -= 4;
-      CountDigits(ask, in_order, prefix, shift, first_shift);
+      CountDigits(ask, in_order, prefix, shift);
       if (shift + 4 == first_shift) {
         uint64_t total = 0;
         for (int d = 0; d < kDigits; ++d) total += digit_measure()[d];
@@ -198,26 +198,27 @@ class Draw {
       }
       const uint32_t in_digit = digit_count()[digit];
       prefix = prefix << 4 | static_cast<uint64_t>(digit);
-      if (in_order && listed_ < 0 && above_count + in_digit <= kDrawList) List(prefix << shift);
+      if (in_order && listed_ < 0 && above_count + in_digit <= kDrawList)
+        List(ask, prefix << shift);
       if (in_digit == 1) break;  // alone: the other digits do not matter
     }
     found_prefix_ = prefix;
     found_shift_ = shift;
-    if (ask != Ask::kDraw) floor_ = prefix << shift;
+    // Where fewer digits sufficed, the place may lie below what an earlier limit left.
+    if (ask != Ask::kDraw && prefix << shift > floor_) floor_ = prefix << shift;
     return true;
   }
 
   // Per digit at `shift`, of the numbers that begin with prefix: their measure and their count.
-  __device__ void CountDigits(Ask ask, bool in_order, uint64_t prefix, int shift, int first_shift) {
+  __device__ void CountDigits(Ask ask, bool in_order, uint64_t prefix, int shift) {
     const int thread = static_cast<int>(threadIdx.x);
     for (int d = 0; d < kDigits; ++d) {
       weights_[d * kDrawThreads + thread] = 0;
       counts_[d * kDrawThreads + thread] = 0;
     }
-    const bool first = shift + 4 == first_shift;
     Each([&](uint64_t number) {
       const uint64_t key = in_order ? number : number & id_mask_;
-      if (!first && key >> (shift + 4) != prefix) return;
+      if (key >> (shift + 4) != prefix) return;
       uint64_t measure = 0;
       if (!Measure(ask, number, measure)) return;
       const int at = static_cast<int>(key >> shift & (kDigits - 1)) * kDrawThreads + thread;
@@ -245,17 +246,18 @@ class Draw {
     __syncthreads();
   }
 
-  // Once few are left, they are kept in shared memory, in any order: all numbers >= least.
-  __device__ void List(uint64_t least) {
+  // Once few are left, they are kept in shared memory, in any order: what was counted and is at or
+  // above least.
+  __device__ void List(Ask ask, uint64_t least) {
     if (threadIdx.x == 0) list_count() = 0;
     __syncthreads();
     Each([&](uint64_t number) {
-      if (number < least) return;
-      const uint32_t at = atomicAdd(&list_count(), 1u);
-      if (at < kDrawList) list_[at] = number;
+      uint64_t measure = 0;
+      if (number >= least && Measure(ask, number, measure))
+        list_[atomicAdd(&list_count(), 1u)] = number;
     });
     __syncthreads();
-    listed_ = static_cast<int>(min(list_count(), static_cast<uint32_t>(kDrawList)));
+    listed_ = static_cast<int>(list_count());
   }
 
   // The id of the one number that Find stopped at.

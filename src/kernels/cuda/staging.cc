@@ -41,9 +41,9 @@ Result<std::unique_ptr<Staging>> Staging::Create(cuda::Device& device) {
     auto buffer = cuda::PinnedBuffer::Allocate(device, kStagingBytes, "staging weights");
     if (!buffer.ok()) return buffer.status();
     state.buffers[i] = std::move(*buffer);
-    if (Status s = device.Check(
-            device.driver().EventCreate(&state.taken[i], cuda::kEventDisableTiming),
-            "making an event");
+    if (Status s =
+            device.Check(device.driver().EventCreate(&state.taken[i], cuda::kEventDisableTiming),
+                         "making an event");
         !s.ok()) {
       return s;
     }
@@ -65,8 +65,8 @@ Status Staging::Upload(cuda::DevicePtr to, std::span<const std::byte> from) {
     const int i = state.next;
     state.device.MakeCurrent();
     if (state.filled == 0 && state.used[i]) {
-      if (Status s = state.device.Check(driver.EventSynchronize(state.taken[i]),
-                                        "waiting for an upload");
+      if (Status s =
+              state.device.Check(driver.EventSynchronize(state.taken[i]), "waiting for an upload");
           !s.ok()) {
         return s;
       }

@@ -19,16 +19,17 @@ constexpr size_t kFewPieces = 8;
 Result<std::unique_ptr<CudaVmm>> CudaVmm::Open(cuda::Device& device,
                                                const CudaVmmOptions& options) {
   if (!device.facts().virtual_memory) {
-    return Error(Code::kUnavailable,
-                 "{} ({}) has no virtual memory management, which KV growth needs: use --device cpu",
-                 device.where(), device.facts().name);
+    return Error(
+        Code::kUnavailable,
+        "{} ({}) has no virtual memory management, which KV growth needs: use --device cpu",
+        device.where(), device.facts().name);
   }
   cuda::AllocationProperties properties;
   properties.location.id = device.facts().index;
   device.MakeCurrent();
   size_t granule = 0;
-  const cuda::DriverResult result = device.driver().MemGetAllocationGranularity(
-      &granule, &properties, kRecommendedGranularity);
+  const cuda::DriverResult result =
+      device.driver().MemGetAllocationGranularity(&granule, &properties, kRecommendedGranularity);
   if (Status s = device.Check(result, "asking for the granularity of memory"); !s.ok()) return s;
   if (granule == 0)
     return Error(Code::kInternal, "{} states a granularity of 0 bytes", device.where());
@@ -37,8 +38,7 @@ Result<std::unique_ptr<CudaVmm>> CudaVmm::Open(cuda::Device& device,
   capabilities.granule_bytes = granule;
   capabilities.fresh_is_zero = false;
   capabilities.create_is_slow = true;
-  capabilities.max_handle_bytes =
-      std::max(granule, RoundDown(options.max_handle_bytes, granule));
+  capabilities.max_handle_bytes = std::max(granule, RoundDown(options.max_handle_bytes, granule));
   return std::unique_ptr<CudaVmm>(new CudaVmm(device, capabilities, properties));
 }
 
@@ -62,8 +62,7 @@ Status CudaVmm::Refusal(cuda::DriverResult result, const char* verb, size_t byte
   return Error(Code::kExhausted,
                "device {} refused {} {} bytes ({}): {}; {}. Close other sequences or programs that "
                "use the GPU, or lower -c/--ctx-size",
-               device_.where(), verb, bytes, FormatBytes(bytes),
-               device_.driver().Describe(result),
+               device_.where(), verb, bytes, FormatBytes(bytes), device_.driver().Describe(result),
                memory.ok() ? Format("{} bytes ({}) are free of {} ({})", memory->free_bytes,
                                     FormatBytes(memory->free_bytes), memory->total_bytes,
                                     FormatBytes(memory->total_bytes))
@@ -249,8 +248,9 @@ Status CudaVmm::CopyOverlapping(Address to, Address from, size_t bytes) {
     while (piece-- > 0) {
       if (move(piece, from, to).ok()) continue;
       if (failure.code() == Code::kDeviceLost) return failure;
-      return Error(Code::kPoisoned, "{} bytes at {:#x} were lost in a move that stopped half-way: {}",
-                   bytes, from, failure.message());
+      return Error(Code::kPoisoned,
+                   "{} bytes at {:#x} were lost in a move that stopped half-way: {}", bytes, from,
+                   failure.message());
     }
     return failure;
   }

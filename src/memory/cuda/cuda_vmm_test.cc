@@ -120,8 +120,7 @@ TEST_P(CudaVmmTest, CopiesAsMemmoveDoes) {
   const size_t bytes = std::max<size_t>(granule_, 12 << 20);
   const AddressRange range = *vmm_->Reserve(RoundUp(bytes, granule_));
   for (size_t at = 0; at < range.bytes; at += granule_) {
-    ASSERT_TRUE(
-        vmm_->Map(range.base + at, *vmm_->Create(granule_, 0), Access::kReadWrite).ok());
+    ASSERT_TRUE(vmm_->Map(range.base + at, *vmm_->Create(granule_, 0), Access::kReadWrite).ok());
   }
   std::vector<uint8_t> model = Random(bytes, 3);
   Write(range.base, model);
@@ -129,13 +128,20 @@ TEST_P(CudaVmmTest, CopiesAsMemmoveDoes) {
     size_t to, from, bytes;
   };
   const size_t mib = 1 << 20;
-  const Case cases[] = {{0, 5 * mib, 3 * mib},          {5 * mib, 0, 5 * mib},
-                        {1, 0, 11 * mib},               {0, 1, 11 * mib},
-                        {5 * mib, mib / 2, 6 * mib},    {100, 3 * mib, 8 * mib},
-                        {3 * mib, 77, 9 * mib - 77},    {4 * mib + 3, 4 * mib, 100},
-                        {64 << 10, 0, 9 * mib},         {0, 64 << 10, 9 * mib},
-                        {7, 7, mib},                    {9, 20, 0},
-                        {4 * mib - 1, 0, 7 * mib + 13}, {0, 4 * mib + 1, 7 * mib + 13}};
+  const Case cases[] = {{0, 5 * mib, 3 * mib},
+                        {5 * mib, 0, 5 * mib},
+                        {1, 0, 11 * mib},
+                        {0, 1, 11 * mib},
+                        {5 * mib, mib / 2, 6 * mib},
+                        {100, 3 * mib, 8 * mib},
+                        {3 * mib, 77, 9 * mib - 77},
+                        {4 * mib + 3, 4 * mib, 100},
+                        {64 << 10, 0, 9 * mib},
+                        {0, 64 << 10, 9 * mib},
+                        {7, 7, mib},
+                        {9, 20, 0},
+                        {4 * mib - 1, 0, 7 * mib + 13},
+                        {0, 4 * mib + 1, 7 * mib + 13}};
   for (const Case& c : cases) {
     SCOPED_TRACE(std::to_string(c.from) + " -> " + std::to_string(c.to));
     ASSERT_TRUE(vmm_->Copy(range.base + c.to, range.base + c.from, c.bytes).ok());
@@ -236,9 +242,8 @@ TEST_P(CudaVmmTest, EveryFault) {
         const AddressRange parts[] = {{area.base, 8 * granule_}, {area.base + 9 * granule_, 5}};
         attempt([&] { return table.Commit(parts).status(); });
         for (unsigned g = 0; g < 8 && !final; ++g) Write(area.base + g * granule_, Random(300, g));
-        attempt([&] {
-          return table.Share(area.base, target.base, target.bytes, Access::kReadOnly);
-        });
+        attempt(
+            [&] { return table.Share(area.base, target.base, target.bytes, Access::kReadOnly); });
         attempt([&] {
           return table.MakePrivate(std::vector<AddressRange>{{target.base, granule_}}, space);
         });
@@ -337,8 +342,7 @@ TEST_P(FakeCuda, AMapThatCannotBeTakenBackIsPoisonedAllTheWayUp) {
   EXPECT_TRUE(commit(2).ok());
 
   // The same while a shared window becomes private: in the scratch addresses, then in the window.
-  ASSERT_TRUE(
-      table.Share(area.base, area.base + 4 * granule_, granule_, Access::kReadOnly).ok());
+  ASSERT_TRUE(table.Share(area.base, area.base + 4 * granule_, granule_, Access::kReadOnly).ok());
   const std::vector<AddressRange> shared{{area.base + 4 * granule_, granule_}};
   fake_->Fail("MemSetAccess", 1, cuda::kOutOfMemory);
   fake_->Fail("MemUnmap", 1, cuda::FakeDriver::kInvalidValue);

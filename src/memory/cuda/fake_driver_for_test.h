@@ -3,8 +3,8 @@
 // only what is mapped can be touched and only with the access that was given: anything else breaks
 // the context, as on a real device, and every later call in it says so.
 //
-// Work of the stream is done at once, or, with Defer(true), when somebody waits for it; taking memory
-// away under work that was not waited for breaks the context too.
+// Work of the stream is done at once, or, with Defer(true), when somebody waits for it; taking
+// memory away under work that was not waited for breaks the context too.
 #pragma once
 
 #include <fcntl.h>
@@ -136,8 +136,7 @@ class FakeDriver {
     }
     const auto plan = plans_.find(entry);
     if (plan == plans_.end()) return kSuccess;
-    const bool hit =
-        plan->second.and_after ? call >= plan->second.nth : call == plan->second.nth;
+    const bool hit = plan->second.and_after ? call >= plan->second.nth : call == plan->second.nth;
     return hit ? plan->second.result : kSuccess;
   }
 
@@ -181,8 +180,8 @@ class FakeDriver {
   }
   // A write to or a read from device memory; out of bounds breaks the context when it runs.
   void Touch(DevicePtr to, DevicePtr from, size_t bytes, const std::function<void()>& act) {
-    const bool fine = (to == 0 || Reachable(to, bytes, true)) &&
-                      (from == 0 || Reachable(from, bytes, false));
+    const bool fine =
+        (to == 0 || Reachable(to, bytes, true)) && (from == 0 || Reachable(from, bytes, false));
     fine ? act() : BreakCurrent();
   }
 
@@ -397,7 +396,8 @@ inline void FakeDriver::Fill() {
     if (const DriverResult r = f.Enter("MemAddressReserve"); r != kSuccess) return r;
     if (bytes > f.gpu_.largest_reservation_bytes) return kOutOfMemory;
     const size_t padded = bytes + alignment;
-    void* memory = mmap(nullptr, padded, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* memory =
+        mmap(nullptr, padded, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) return kOutOfMemory;
     const auto begin = reinterpret_cast<DevicePtr>(memory);
     *address = RoundUp(begin, static_cast<DevicePtr>(alignment));
@@ -471,8 +471,7 @@ inline void FakeDriver::Fill() {
     const auto window = f.windows_.find(address);
     if (window == f.windows_.end() || window->second.bytes != bytes) return kInvalidValue;
     const Memory& memory = f.handles_.at(window->second.handle);
-    const int protection =
-        access->flags == kAccessReadWrite ? PROT_READ | PROT_WRITE : PROT_READ;
+    const int protection = access->flags == kAccessReadWrite ? PROT_READ | PROT_WRITE : PROT_READ;
     if (mmap(Pointer(address), bytes, protection, MAP_SHARED | MAP_FIXED, f.fd_,
              static_cast<off_t>(memory.offset)) == MAP_FAILED) {
       return kOutOfMemory;

@@ -12,8 +12,8 @@
 namespace granule::memory {
 
 enum class Verb { kReserve, kFree, kCreate, kRelease, kMap, kUnmap, kZero, kCopy };
-inline constexpr std::array kAllVerbs = {Verb::kReserve, Verb::kFree,  Verb::kCreate,
-                                         Verb::kRelease, Verb::kMap,   Verb::kUnmap,
+inline constexpr std::array kAllVerbs = {Verb::kReserve, Verb::kFree, Verb::kCreate,
+                                         Verb::kRelease, Verb::kMap,  Verb::kUnmap,
                                          Verb::kZero,    Verb::kCopy};
 // Those that deal in addresses and memory; the last two deal in content.
 inline constexpr std::array kMemoryVerbs = {Verb::kReserve, Verb::kFree, Verb::kCreate,
