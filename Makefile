@@ -13,7 +13,7 @@ export MODEL PROMPT TOKENS
 .PHONY: help setup build model run test test-gpu nightly bench coverage lint format clean
 
 help: ## list the verbs
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 setup: ## install what building and testing need (apt), and make build/venv
 	@scripts/setup.sh test
@@ -51,7 +51,7 @@ lint: ## formatting of all files, clang-tidy on what changed (ARGS=--all: on eve
 	@scripts/lint.sh $(ARGS)
 
 format: ## rewrite the sources as .clang-format says
-	@git ls-files -co --exclude-standard '*.cc' '*.h' | xargs -r clang-format -i
+	@git ls-files -co --exclude-standard '*.cc' '*.h' '*.cu' '*.cuh' | xargs -r clang-format -i
 
 clean: ## remove build/ (the model stays)
 	@rm -rf build

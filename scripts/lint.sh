@@ -27,7 +27,7 @@ changed_sources() {
 
 status=0
 echo "lint: clang-format" >&2
-mapfile -t sources < <(tracked '*.cc' '*.h')
+mapfile -t sources < <(tracked '*.cc' '*.h' '*.cu' '*.cuh')
 clang-format --dry-run -Werror "${sources[@]}" || status=1
 
 echo "lint: shellcheck and ruff" >&2

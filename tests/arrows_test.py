@@ -9,7 +9,7 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"]+)"|<([^>]+)>)', re.MULTILINE)
 CUDA_HEADER = re.compile(r"^(cuda|cublas|cudnn|cufft|curand|cusparse|nvrtc|nvml|nccl|nvToolsExt|cub/|thrust/)")
-CUDA_FOLDERS = ("kernels/cuda/", "memory/cuda/")
+CUDA_SOURCES = re.compile(r"^kernels/cuda/.*\.cuh?$")
 
 
 def read_arrows(readme):
@@ -30,8 +30,8 @@ def wrong_includes(path, text, arrows, exists):
         quoted, name = match[1] is not None, match[1] or match[2]
         line = text.count("\n", 0, match.start()) + 1
         where = f"src/{path}:{line}: "
-        if CUDA_HEADER.match(name) and not path.startswith(CUDA_FOLDERS):
-            wrong.append(where + f"{name}: CUDA headers belong in {' and '.join(CUDA_FOLDERS)}")
+        if CUDA_HEADER.match(name) and not CUDA_SOURCES.match(path):
+            wrong.append(where + f"{name}: CUDA headers belong in the .cu and .cuh files of kernels/cuda")
         if not quoted:
             if name.split("/")[0] in arrows and exists(name):
                 wrong.append(where + f"<{name}> is a file of granule: include it with quotes")
@@ -140,6 +140,7 @@ ARROWS = {"base": set(), "kv": {"memory", "base"}, "memory": {"base"}, "onnx": {
     ("kv/x.cc", "#include <kv/layout.h>", "include it with quotes"),
     ("kernels/cpu/x.cc", "#include <cuda_runtime.h>", "CUDA headers"),
     ("memory/host/x.cc", '#include "cuda.h"', "CUDA headers"),
+    ("kernels/cuda/x.cc", "#include <cuda.h>", "CUDA headers"),
 ])
 def test_a_wrong_include_is_found(path, line, words):
     wrong = wrong_includes(path, f"#pragma once\n{line}\n", ARROWS, lambda name: "/" in name and ".." not in name)
@@ -150,7 +151,8 @@ def test_a_wrong_include_is_found(path, line, words):
     ("kv/x.cc", '#include "kv/layout.h"'),
     ("kv/x.cc", '#include "memory/vmm.h"'),
     ("kv/x.cc", "#include <vector>"),
-    ("kernels/cuda/x.cc", "#include <cuda_fp16.h>"),
+    ("kernels/cuda/x.cu", "#include <cuda_fp16.h>"),
+    ("kernels/cuda/x.cuh", "#include <cuda_bf16.h>"),
     ("kv/x.cc", '// #include "onnx/graph.h"'),
 ])
 def test_a_right_include_is_not(path, line):

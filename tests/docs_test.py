@@ -30,7 +30,7 @@ def commands(text):
 
 
 def make_targets(makefile):
-    return set(re.findall(r"^([a-z]+):", makefile, re.MULTILINE))
+    return set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
 
 
 def inline(text):

@@ -63,6 +63,12 @@ Result<std::unique_ptr<Device>> Device::Open(std::shared_ptr<const Driver> drive
   // A context of our own: one that a fault ruined is destroyed and another made, without touching
   // what else runs in this process.
   if (const DriverResult r = api.CtxCreate(&device->context_, 0, ordinal); r != kSuccess) {
+    if (LosesDevice(r)) {
+      return Error(Code::kDeviceLost,
+                   "{} cannot be used by this process any more: {}. A fault on a device can outlive "
+                   "its context; start the program again",
+                   device->where(), api.Describe(r));
+    }
     return Error(Code::kExhausted, "no context on {}: {}", device->where(), api.Describe(r));
   }
   device->MakeCurrent();

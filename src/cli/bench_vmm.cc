@@ -64,7 +64,7 @@ class Subject {
         if (Status s = KeepBusy(); !s.ok()) return s;
       }
       const auto start = Clock::now();
-      const Status status = call(i);
+      Status status = call(i);
       const std::chrono::duration<double, std::micro> took = Clock::now() - start;
       if (!status.ok()) return status;
       samples.us.push_back(took.count());
@@ -209,7 +209,7 @@ class CudaSubject final : public Subject {
     device_->MakeCurrent();
     if (device_->driver().StreamQuery(device_->stream()) == cuda::kNotReady) return {};
     for (int i = 0; i < 128; ++i) {
-      const Status s = device_->CopyAsync(to_.address(), from_.address(), from_.bytes());
+      Status s = device_->CopyAsync(to_.address(), from_.address(), from_.bytes());
       if (!s.ok()) return s;
     }
     return {};
@@ -374,7 +374,7 @@ Result<int> BenchVmm(const Arguments& arguments) {
   const auto index = levers->CudaIndex();
   auto subject = index ? CudaSubject::Open(*index) : HostSubject::Open();
   if (!subject.ok()) return subject.status();
-  const auto rows = Measure(**subject);
+  auto rows = Measure(**subject);
   if (!rows.ok()) return rows.status();
   std::string out;
   if (arguments.Has("--json")) {

@@ -102,41 +102,6 @@ TEST_P(CudaSequence, RandomUseKeepsContentAndBooks) {
   std::printf("%llu operations\n", static_cast<unsigned long long>(operations));
 }
 
-TEST_P(CudaSequence, AWriteIntoASharedPrefixIsRefusedAndTheProcessGoesOn) {
-  auto f = Memory(0);
-  auto parent = Make(*f, LargeGroup(), LayoutKind::kTokenMajor, 1000);
-  ASSERT_TRUE(parent->Ensure(500).ok());
-  parent->Advance(500);
-  DeviceBytes access(device());
-  Canary(access, *parent, LargeGroup(), 0, 77, false);
-  auto child = parent->Fork();
-  ASSERT_TRUE(child.ok()) << child.status().message();
-  ASSERT_GT((*child)->counters().shared_bytes, 0u);
-  Canary(access, **child, LargeGroup(), 0, 77, true);
-  const Status written =
-      device().ZeroAsync(reinterpret_cast<cuda::DevicePtr>((*child)->base()), 4096);
-  const Status after = device().Synchronize();
-  EXPECT_TRUE(!written.ok() || !after.ok()) << "the shared prefix took a write";
-  std::printf("a write into a read-only share: %s\n",
-              (written.ok() ? after : written).message().c_str());
-  if (!device().lost().ok()) {
-    EXPECT_EQ(parent->Ensure(1000).code(), Code::kDeviceLost);
-    EXPECT_EQ((*child)->Ensure(1000).code(), Code::kDeviceLost);
-  }
-  child->reset();
-  parent.reset();
-  f.reset();
-  TearDown();
-  SetUp();  // the model is loaded again
-  ASSERT_NE(device_, nullptr);
-  auto again = Memory(0);
-  auto s = Make(*again, LargeGroup(), LayoutKind::kTokenMajor, 1000);
-  ASSERT_TRUE(s->Ensure(100).ok());
-  DeviceBytes fresh(device());
-  Canary(fresh, *s, LargeGroup(), 99, 5, false);
-  Canary(fresh, *s, LargeGroup(), 99, 5, true);
-}
-
 // ---- the floor, by the ledger and by the driver
 
 TEST_P(CudaSequence, CommittedMemoryIsWhatTheDriverLost) {
@@ -345,6 +310,47 @@ TEST_P(SpeedOfCudaGrowth, OneLongGrowthByHandleSize) {
     }
     Print(Format("token-major, 1536 MiB, handles up to {}", FormatBytes(longest)).c_str(), us);
   }
+}
+
+// ---- last, for on a real GPU it breaks a context in earnest
+
+class CudaSequenceFaults : public CudaSequence {};
+INSTANTIATE_TEST_SUITE_P(On, CudaSequenceFaults,
+                         testing::Values(memory::Gpu::kFake, memory::Gpu::kReal), memory::GpuName);
+
+TEST_P(CudaSequenceFaults, AWriteIntoASharedPrefixIsRefusedAndTheProcessGoesOn) {
+  auto f = Memory(0);
+  auto parent = Make(*f, LargeGroup(), LayoutKind::kTokenMajor, 1000);
+  ASSERT_TRUE(parent->Ensure(500).ok());
+  parent->Advance(500);
+  DeviceBytes access(device());
+  Canary(access, *parent, LargeGroup(), 0, 77, false);
+  auto child = parent->Fork();
+  ASSERT_TRUE(child.ok()) << child.status().message();
+  ASSERT_GT((*child)->counters().shared_bytes, 0u);
+  Canary(access, **child, LargeGroup(), 0, 77, true);
+  const Status written =
+      device().ZeroAsync(reinterpret_cast<cuda::DevicePtr>((*child)->base()), 4096);
+  const Status after = device().Synchronize();
+  EXPECT_TRUE(!written.ok() || !after.ok()) << "the shared prefix took a write";
+  std::printf("a write into a read-only share: %s\n",
+              (written.ok() ? after : written).message().c_str());
+  if (!device().lost().ok()) {
+    EXPECT_EQ(parent->Ensure(1000).code(), Code::kDeviceLost);
+    EXPECT_EQ((*child)->Ensure(1000).code(), Code::kDeviceLost);
+  }
+  child->reset();
+  parent.reset();
+  f.reset();
+  TearDown();
+  SetUp();  // the model is loaded again
+  ASSERT_NE(device_, nullptr);
+  auto again = Memory(0);
+  auto s = Make(*again, LargeGroup(), LayoutKind::kTokenMajor, 1000);
+  ASSERT_TRUE(s->Ensure(100).ok());
+  DeviceBytes fresh(device());
+  Canary(fresh, *s, LargeGroup(), 99, 5, false);
+  Canary(fresh, *s, LargeGroup(), 99, 5, true);
 }
 
 }  // namespace

@@ -183,7 +183,7 @@ class RestrideStorage final : public Storage {
   Status ZeroBehind(const Layout& layout, uint64_t live) {
     if (layout.capacity == 0) return {};
     for (const ByteRange& range : LiveRanges(layout, live, layout.capacity)) {
-      const Status s = store_.vmm->Zero(
+      Status s = store_.vmm->Zero(
           {range_.base + range.begin, static_cast<size_t>(range.end - range.begin)});
       if (!s.ok()) return s;
     }
@@ -312,7 +312,7 @@ class ReallocStorage final : public Storage {
     if (Status s = store_.vmm->Zero({to, static_cast<size_t>(next.bytes)}); !s.ok()) return s;
     copied_ = 0;
     for (const Move& move : Moves(layout_, next, live)) {
-      const Status s = store_.vmm->Copy(to + move.to, from + move.from, move.bytes);
+      Status s = store_.vmm->Copy(to + move.to, from + move.from, move.bytes);
       if (!s.ok()) return s;
       copied_ += move.bytes;
     }

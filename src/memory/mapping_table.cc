@@ -367,7 +367,8 @@ Status MappingTable::Replace(Windows::iterator it, const AcquiredHandle& next, A
       pool_.Quarantine(old.handle);
     } else {
       uses_.erase(entry);
-      if (!(old.handle == next.handle)) pool_.Return(old.handle, home);
+      // The same handle with another access stays in use, unless its only window was lost.
+      if (!failure.ok() || !(old.handle == next.handle)) pool_.Return(old.handle, home);
     }
   }
   if (!failure.ok()) return failure;

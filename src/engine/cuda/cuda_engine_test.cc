@@ -351,6 +351,17 @@ TEST_P(CudaEngine, ALostDeviceEndsItsSequencesAndTheModelLoadsAgain) {
       EXPECT_EQ(s->live_length(), tokens.size());
     }
   }
+  // CUDA says that a process may have to end after such a fault; where the driver lets it go on, the
+  // model is there again.
+  auto device = DeviceContext::CreateCuda({}, 0);
+  if (!device.ok()) {
+    EXPECT_EQ(device.status().code(), Code::kDeviceLost) << device.status().message();
+    EXPECT_NE(device.status().message().find("start the program again"), std::string::npos);
+    std::printf("the driver lets no new context in: %s\n", device.status().message().c_str());
+    std::fflush(stdout);
+    GTEST_SKIP() << "this driver needs a new process after a fault of a kernel";
+  }
+  device->reset();
   Loaded gpu(folder_, {});
   auto a = *gpu.engine->NewSequence();
   EXPECT_TRUE(SameBits(RunAll(*gpu.engine, *a, tokens, 6), before));

@@ -139,12 +139,12 @@ __device__ __forceinline__ void DecodeSplit(const Decode& a) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int slot = t + Kv::KSlot(i, g);
-      kv.k[i].Load(k + slot * k_stride, c, slot >= work.first_slot && slot < behind);
+      kv.k[i].Load(AtSlot(k, slot, k_stride), c, slot >= work.first_slot && slot < behind);
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int slot = t + Kv::VSlot(i, c);
-      kv.v[i].Load(v + slot * v_stride, g, slot >= work.first_slot && slot < behind);
+      kv.v[i].Load(AtSlot(v, slot, v_stride), g, slot >= work.first_slot && slot < behind);
     }
     float p[N][4] = {};
     kv.template Score<N>(shared, lane, p);
@@ -173,10 +173,10 @@ __device__ __forceinline__ void DecodeSplit(const Decode& a) {
         largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 16));
         largest = fmaxf(largest, max[n][i]);
         const float base = Finite(largest);
-        const float shrink = exp2f(max[n][i] - base);
+        const float shrink = Exp2(max[n][i] - base);
         max[n][i] = largest;
-        p[n][i] = exp2f(p[n][i] - base);
-        p[n][2 + i] = exp2f(p[n][2 + i] - base);
+        p[n][i] = Exp2(p[n][i] - base);
+        p[n][2 + i] = Exp2(p[n][2 + i] - base);
         sum[n][i] = sum[n][i] * shrink + (p[n][i] + p[n][2 + i]);
 #pragma unroll
         for (int tile = 0; tile < kVTiles; ++tile) {
@@ -213,7 +213,7 @@ __device__ __forceinline__ void DecodeSplit(const Decode& a) {
       const int h = n * 8 + 2 * c + i;
       float largest = warp_max[0][h];
       for (int w = 1; w < kDecodeWarps; ++w) largest = fmaxf(largest, warp_max[w][h]);
-      const float shrink = exp2f(max[n][i] - Finite(largest));
+      const float shrink = Exp2(max[n][i] - Finite(largest));
 #pragma unroll
       for (int tile = 0; tile < kVTiles; ++tile) {
         acc[n][tile][i] *= shrink;
@@ -249,7 +249,7 @@ __device__ __forceinline__ void DecodeSplit(const Decode& a) {
     for (int w = 1; w < kDecodeWarps; ++w) largest = fmaxf(largest, warp_max[w][h]);
     float total = 0.0f;
     for (int w = 0; w < kDecodeWarps; ++w)
-      total += warp_sum[w][h] * exp2f(warp_max[w][h] - Finite(largest));
+      total += warp_sum[w][h] * Exp2(warp_max[w][h] - Finite(largest));
     reinterpret_cast<float2*>(a.sums)[at + static_cast<int64_t>(h) * a.splits] =
         make_float2(largest, total);
   }
@@ -276,11 +276,11 @@ __device__ void MergeSplits(const Decode& a) {
   const float sink = a.scores.sinks == nullptr ? -kInfinity : a.scores.sinks[head] * kLog2E;
   const float base = Finite(fmaxf(largest, sink));
   float total = 0.0f;
-  for (int s = lane; s < used; s += 32) total += sums[s].y * exp2f(sums[s].x - base);
+  for (int s = lane; s < used; s += 32) total += sums[s].y * Exp2(sums[s].x - base);
 #pragma unroll
   for (int distance = 16; distance > 0; distance /= 2)
     total += __shfl_xor_sync(0xffffffffu, total, distance);
-  total += exp2f(sink - base);  // a sink takes part of the weight and has no value
+  total += Exp2(sink - base);  // a sink takes part of the weight and has no value
 
   __shared__ float4 parts[kMergeWarps][64];  // head_dim / 4 of each
   const int quads = a.head_dim / 4;
@@ -291,7 +291,7 @@ __device__ void MergeSplits(const Decode& a) {
 #pragma unroll 8
     for (int s = begin; s < end; ++s) {
       const float4 value = acc[static_cast<int64_t>(s) * quads + i];
-      const float weight = exp2f(sums[s].x - base);
+      const float weight = Exp2(sums[s].x - base);
       part.x += weight * value.x;
       part.y += weight * value.y;
       part.z += weight * value.z;

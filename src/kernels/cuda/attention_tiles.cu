@@ -40,30 +40,35 @@ template <class E, int D>
 __device__ __forceinline__ void LoadStage(char* to, const char* base, int64_t token_stride,
                                           int from, const TileSlots& slots, bool is_f32) {
   constexpr int kPieces = D / 8;  // of 8 elements
+  const int threads = static_cast<int>(blockDim.x);
+  if (is_f32) {
 #pragma unroll 1
-  for (int i = static_cast<int>(threadIdx.x); i < TileKeys(D) * kPieces;
-       i += static_cast<int>(blockDim.x)) {
-    const int key = i / kPieces, piece = i % kPieces;
-    const int slot = from + key;
-    const bool wanted = slot >= slots.first && slot <= slots.last;
-    char* const piece_to = to + key * TileRowBytes(D) + piece * 16;
-    if (is_f32) {
+    for (int i = static_cast<int>(threadIdx.x); i < TileKeys(D) * kPieces; i += threads) {
+      const int key = i / kPieces, piece = i % kPieces, slot = from + key;
       uint4 packed = make_uint4(0, 0, 0, 0);
-      if (wanted) {
-        const auto* piece_from =
-            reinterpret_cast<const float4*>(base + slot * token_stride + piece * 32);
-        const float4 x = __ldg(piece_from), y = __ldg(piece_from + 1);
+      if (slot >= slots.first && slot <= slots.last) {
+        const auto* row =
+            reinterpret_cast<const float4*>(AtSlot(base, slot, token_stride) + piece * 32);
+        const float4 x = __ldg(row), y = __ldg(row + 1);
         packed =
             make_uint4(E::Pack(x.x, x.y), E::Pack(x.z, x.w), E::Pack(y.x, y.y), E::Pack(y.z, y.w));
       }
-      *reinterpret_cast<uint4*>(piece_to) = packed;
-    } else {
-      // With a size of 0 nothing is read; the address is one that may be all the same.
-      const char* piece_from = base + (wanted ? slot : slots.last) * token_stride + piece * 16;
-      asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(SharedAddress(piece_to)),
-                   "l"(piece_from), "r"(wanted ? 16 : 0)
-                   : "memory");
+      *reinterpret_cast<uint4*>(to + key * TileRowBytes(D) + piece * 16) = packed;
     }
+    return;
+  }
+  const uint32_t shared_to = SharedAddress(to);
+#pragma unroll 2
+  for (int i = static_cast<int>(threadIdx.x); i < TileKeys(D) * kPieces; i += threads) {
+    const int key = i / kPieces, piece = i % kPieces, slot = from + key;
+    // With a size of 0 nothing is read; the address is one that may be, all the same.
+    const int readable = max(slots.first, min(slot, slots.last));
+    const char* piece_from = AtSlot(base, readable, token_stride) + piece * 16;
+    const int size = readable == slot ? 16 : 0;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
+                     shared_to + key * TileRowBytes(D) + piece * 16),
+                 "l"(piece_from), "r"(size)
+                 : "memory");
   }
 }
 
@@ -195,6 +200,8 @@ __device__ __forceinline__ void AttendTile(const Tiles& a) {
           }
         }
       }
+      float shrink[kParts][2];
+      bool moved = false;
 #pragma unroll
       for (int p = 0; p < kParts; ++p) {
 #pragma unroll
@@ -206,20 +213,26 @@ __device__ __forceinline__ void AttendTile(const Tiles& a) {
           largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
           largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
           const float base = Finite(largest);
-          const float shrink = exp2f(max[p][i] - base);
+          shrink[p][i] = Exp2(max[p][i] - base);
+          moved |= largest != max[p][i];
           max[p][i] = largest;
           float total = 0.0f;
 #pragma unroll
           for (int n = 0; n < kStep / 8; ++n) {
-            s[p][n][2 * i] = exp2f(s[p][n][2 * i] - base);
-            s[p][n][2 * i + 1] = exp2f(s[p][n][2 * i + 1] - base);
+            s[p][n][2 * i] = Exp2(s[p][n][2 * i] - base);
+            s[p][n][2 * i + 1] = Exp2(s[p][n][2 * i + 1] - base);
             total += s[p][n][2 * i] + s[p][n][2 * i + 1];
           }
-          sum[p][i] = sum[p][i] * shrink + total;
+          sum[p][i] = sum[p][i] * shrink[p][i] + total;
+        }
+      }
+      if (__any_sync(0xffffffffu, moved)) {  // rare once many keys were seen
+#pragma unroll
+        for (int p = 0; p < kParts; ++p) {
 #pragma unroll
           for (int n = 0; n < D / 8; ++n) {
-            acc[p][n][2 * i] *= shrink;
-            acc[p][n][2 * i + 1] *= shrink;
+#pragma unroll
+            for (int i = 0; i < 4; ++i) acc[p][n][i] *= shrink[p][i / 2];
           }
         }
       }
@@ -260,8 +273,8 @@ __device__ __forceinline__ void AttendTile(const Tiles& a) {
       total += __shfl_xor_sync(0xffffffffu, total, 2);
       // A sink takes part of the weight and has no value.
       const float base = Finite(fmaxf(max[p][i], sink));
-      const float shrink = exp2f(max[p][i] - base);
-      const float factor = shrink / (total * shrink + exp2f(sink - base));
+      const float shrink = Exp2(max[p][i] - base);
+      const float factor = shrink / (total * shrink + Exp2(sink - base));
       const int row = warp_row + p * 16 + g + 8 * i;
       if (row >= tile.rows) continue;
       float* out = a.out + static_cast<int64_t>(tile.first_row + row) * a.ldo +

@@ -1,7 +1,7 @@
 // Rotary positions, appending to the KV, and attention over strided KV, on a GPU. The same kernels
 // serve every layout: where a sequence's keys and values lie is read from KvViews in device memory.
-// Pointers and strides of the views are multiples of 16 bytes. Padding rows (sequence -1) and tiles
-// of 0 rows write nothing.
+// Pointers and strides of the views are multiples of 16 bytes, token strides below 2 GiB. Padding
+// rows (sequence -1) and tiles of 0 rows write nothing.
 //
 // Precision: sums are fp32. Single rows use K and V as they are stored, and q and the weights to 16
 // bits or more; tiles use the tensor cores of the KV's type (fp16 for an fp32 KV) for all four.

@@ -1,10 +1,18 @@
-// Matrix products with constant weights on a GPU. Activations are fp32; products accumulate in fp32.
+// Matrix products with constant weights on a GPU. Activations are fp32; products accumulate in
+// fp32.
 //
-// | rows m  | weights are read | how                                                             |
-// |---------|------------------|-----------------------------------------------------------------|
-// | 1 to 8  | once             | dot products in fp32, exact values of the weights               |
-// | 9 to 63 | once per tile    | tensor cores over fp16 (bf16 weights: bf16) copies of x, our own |
-// | 64 up   | once             | cuBLASLt where it is there, else our own                         |
+// | rows m  | weights are read | how                                                              |
+// |---------|------------------|------------------------------------------------------------------|
+// | 1 to 8  | once             | exact values of x and of the weights: dot products in fp32, or,  |
+// |         |                  | for codes, tensor cores over three bf16 pieces of x, whose sum   |
+// |         |                  | is x                                                             |
+// | 9 to 63 | once per tile    | tensor cores over fp16 (bf16 weights: bf16) copies of x and of   |
+// |         |                  | the weights, our own                                             |
+// | 64 up   | once             | the same operands, cuBLASLt where it is there, else our own      |
+//
+// fp32 weights and values of codes are rounded to fp16 from 9 rows on; what is beyond fp16 becomes
+// the largest fp16 of its sign. In 1 to 8 rows a row's result is the same bits whatever the other
+// rows; it may depend on which outputs are asked for in one call.
 //
 // Up to 63 rows nothing but our own kernels run, so those steps can be recorded into a graph.
 #pragma once
@@ -49,6 +57,10 @@ class Staging {
   Status Upload(cuda::DevicePtr to, std::span<const std::byte> from);
   // Waits for all transfers.
   Status Finish();
+  // Device memory through which sources pass that are rearranged on the device. There is one, which
+  // grows and goes with this object: what is queued on the stream is done with it before what is
+  // queued later changes it.
+  Result<cuda::DevicePtr> PassThrough(size_t bytes);
   // Called with the bytes uploaded so far, now and then; may be empty.
   std::function<void(uint64_t)> progress;
   bool from_device = false;  // sources are device addresses
@@ -63,8 +75,8 @@ class Staging {
 class CudaMatrix {
  public:
   // Sizes were checked by the caller against the tensors' bytes, as with PackedMatrix. Sources lie
-  // in host memory and may go once Staging::Finish has returned. fp16 and bf16 stay as they are, fp32
-  // too; [k, n] is turned on the device. kExhausted for lack of device memory.
+  // in host memory and may go once Staging::Finish has returned. fp16 and bf16 stay as they are,
+  // fp32 too; [k, n] is turned on the device. kExhausted for lack of device memory.
   static Result<std::shared_ptr<const CudaMatrix>> Upload(Launcher& launcher, Staging& staging,
                                                           const QuantizedWeights& weights);
   static Result<std::shared_ptr<const CudaMatrix>> Upload(Launcher& launcher, Staging& staging,
@@ -94,7 +106,7 @@ struct CudaMatMulOutput {
   int64_t ldy = 0;              // floats from row to row
 };
 
-// Scratch for products of m rows with any of these outputs.
+// Scratch for one call with m rows and these outputs, with cuBLASLt or without; 0 up to 8 rows.
 uint64_t MatMulWorkspaceBytes(int64_t m, std::span<const CudaMatMulOutput> outputs);
 
 struct CudaMatMulArgs {

@@ -104,6 +104,23 @@ double Bound(const Source& source, int64_t m, double magnitude, double a_sum, do
   return magnitude * relative + absolute;
 }
 
+TEST(CudaMatrixBytesTest, CountsPadding) {
+  // Rows of 17 become rows of 32.
+  EXPECT_EQ(CudaMatrixBytes(DenseWeights{3, 17, nullptr, DType::kF16, true}), 256u);
+  EXPECT_EQ(CudaMatrixBytes(DenseWeights{8, 64, nullptr, DType::kF32, false}), 8u * 64 * 4);
+  // Tiled: 32 rows of 64 bytes, 4 scales each; with packed zero points 4 bytes each.
+  QuantizedWeights coded{10, 100, 4, 32, nullptr, nullptr, DType::kF16, ZeroPoints::kDefault};
+  EXPECT_EQ(CudaMatrixBytes(coded), 32u * 64 + 32 * 16);
+  coded.zero_points_kind = ZeroPoints::kPacked;
+  EXPECT_EQ(CudaMatrixBytes(coded), 32u * 64 + 32 * 16 + 256);
+  // As they come: rows of 32 bytes, scales and zero points of 2 blocks.
+  QuantizedWeights plain{2, 20, 8, 16, nullptr, nullptr, DType::kF16, ZeroPoints::kFloat};
+  EXPECT_EQ(CudaMatrixBytes(plain), 3u * 256);
+  // Sizes beyond 32 bits.
+  EXPECT_EQ(CudaMatrixBytes(DenseWeights{1 << 20, 1 << 14, nullptr, DType::kF16, true}),
+            uint64_t{1} << 35);
+}
+
 class CudaMatMulTest : public CudaKernelTest {
  protected:
   void SetUp() override {
@@ -645,14 +662,13 @@ TEST_F(SpeedCudaMatMul, Prompt) {
   OpenBlas();
   if (IsSkipped()) return;
   for (int bits : {16, 4}) {
-    for (int64_t m : {512, 4096}) {
-      for (const bool library : {false, true}) {
-        const CublasLt* blas = library ? blas_.get() : nullptr;
-        Measure(bits == 16 ? "4096x4096 f16" : "4096x4096 q4", SpeedCases({"", {4096}, 4096}, bits),
-                m, blas);
-        Measure(bits == 16 ? "7b down f16" : "7b down q4", SpeedCases(kSpeedShapes[3], bits), m,
-                blas);
-      }
+    const std::string kind = bits == 16 ? " f16" : " q4";
+    for (const bool library : {false, true}) {
+      const CublasLt* blas = library ? blas_.get() : nullptr;
+      for (int64_t m : {512, 4096})
+        Measure(("4096x4096" + kind).c_str(), SpeedCases({"", {4096}, 4096}, bits), m, blas);
+      Measure((kSpeedShapes[2].name + kind).c_str(), SpeedCases(kSpeedShapes[2], bits), 512, blas);
+      Measure((kSpeedShapes[3].name + kind).c_str(), SpeedCases(kSpeedShapes[3], bits), 512, blas);
     }
   }
 }

@@ -94,7 +94,7 @@ GemvShape ShapeOfGemv(Family family, int64_t n, int64_t k, int m) {
     fewest_chunks = 1;
     chunk_bytes = values * 6 * m;  // three pieces of two bytes
     extra_bytes = CodesStageBytes(m);
-    block_bytes = (m <= 2 ? 68 << 10 : 102 << 10);
+    block_bytes = (m <= 2 ? 68 : 91) << 10;
   } else {
     const int64_t values = GemvChunkValues(family.kind);
     shape.warps = GemvWarps(family.kind, m);
@@ -104,10 +104,13 @@ GemvShape ShapeOfGemv(Family family, int64_t n, int64_t k, int m) {
     fewest_chunks = 32;  // one per lane
     chunk_bytes = values * 4 * m;
     extra_bytes = chunk_bytes;  // one float4 more per line
-    block_bytes = 100 << 10;
+    block_bytes = 96 << 10;
   }
-  // Of 8 rows the chunks of one turn of all warps must fit shared memory.
-  const int most = !family.tiled && family.kind == WeightKind::kQ4 ? 4 : kMostSplit;
+  // Of 8 rows of x, what one turn of all warps needs must fit the 99 KiB that the smallest GPUs
+  // give.
+  const int most = family.tiled || !IsQuantised(family.kind) ? kMostSplit
+                   : family.kind == WeightKind::kQ8          ? 4
+                                                             : 2;
   constexpr int64_t kEnoughWarps = 3400;
   while (shape.split < most && groups * shape.split < kEnoughWarps &&
          shape.chunks >= 2 * fewest_chunks * shape.split) {

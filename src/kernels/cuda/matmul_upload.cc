@@ -102,26 +102,22 @@ unsigned CopyBlocks(int64_t items) {
   return static_cast<unsigned>(std::clamp<int64_t>(CeilDiv<int64_t>(items, 256), 1, 1 << 16));
 }
 
-// Passes the source through device memory, some rows at a time. A pass is over before the next
-// one's bytes arrive, as all of it is on one stream.
+// Passes the source through device memory, some rows at a time.
 template <class Rearrange>
 Status Pass(Launcher& launcher, Staging& staging, const void* from, int64_t rows, int64_t row_bytes,
             Rearrange rearrange) {
   const int64_t most = std::clamp<int64_t>(kPassBytes / row_bytes, 1, rows);
-  auto pass = cuda::Buffer::Allocate(launcher.device(), static_cast<size_t>(most * row_bytes),
-                                     "rearranging weights");
+  const auto pass =
+      staging.PassThrough(static_cast<size_t>(std::max(kPassBytes, most * row_bytes)));
   if (!pass.ok()) return pass.status();
-  Status status;
-  for (int64_t row = 0; status.ok() && row < rows; row += most) {
+  for (int64_t row = 0; row < rows; row += most) {
     const int64_t count = std::min(most, rows - row);
-    status = staging.Upload(pass->address(), Bytes(from, row * row_bytes, count * row_bytes));
-    if (!status.ok()) break;
-    rearrange(pass->as<const void>(), row, count);
-    status = launcher.status();
+    if (Status s = staging.Upload(*pass, Bytes(from, row * row_bytes, count * row_bytes)); !s.ok())
+      return s;
+    rearrange(reinterpret_cast<const void*>(*pass), row, count);
+    if (!launcher.status().ok()) return launcher.status();
   }
-  // Also after a failure: the memory goes here.
-  const Status done = launcher.device().Synchronize();
-  return status.ok() ? done : status;
+  return {};
 }
 
 // [n] rows of `row_bytes` into rows of view.row_bytes at `to`.

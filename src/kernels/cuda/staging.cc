@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "kernels/cuda/cuda_matmul.h"
 
@@ -22,6 +23,7 @@ struct Staging::State {
   }
 
   cuda::Device& device;
+  cuda::Buffer pass_through;
   cuda::PinnedBuffer buffers[2];
   cuda::EventHandle taken[2] = {};  // the last transfer from this buffer is done
   bool used[2] = {};
@@ -101,6 +103,18 @@ Status Staging::Finish() {
   state.used[0] = state.used[1] = false;
   state.filled = 0;
   return {};
+}
+
+Result<cuda::DevicePtr> Staging::PassThrough(size_t bytes) {
+  State& state = *state_;
+  if (state.pass_through.bytes() < bytes) {
+    if (Status s = state.device.Synchronize(); !s.ok()) return s;
+    state.pass_through.Reset();
+    auto larger = cuda::Buffer::Allocate(state.device, bytes, "rearranging weights");
+    if (!larger.ok()) return larger.status();
+    state.pass_through = std::move(*larger);
+  }
+  return state.pass_through.address();
 }
 
 }  // namespace granule::kernels

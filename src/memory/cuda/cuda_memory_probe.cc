@@ -159,7 +159,8 @@ const char* SeenText(Seen seen) {
   return "?";
 }
 
-Result<CudaMemoryProbe> ProbeCudaMemory(std::shared_ptr<const cuda::Driver> driver, int index) {
+Result<CudaMemoryProbe> ProbeCudaMemory(const std::shared_ptr<const cuda::Driver>& driver,
+                                        int index) {
   CudaMemoryProbe probe;
   const auto note = [&](const Status& status) {
     if (!status.ok()) probe.note += (probe.note.empty() ? "" : "; ") + status.message();

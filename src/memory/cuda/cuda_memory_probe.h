@@ -30,6 +30,7 @@ struct CudaMemoryProbe {
 // Works in contexts of its own, for the write to a read-only mapping breaks one where it is refused
 // in earnest; needs about 200 MiB of device memory for a moment. kUnavailable for a device without
 // virtual memory, kExhausted when there is no memory for a context.
-Result<CudaMemoryProbe> ProbeCudaMemory(std::shared_ptr<const cuda::Driver> driver, int index);
+Result<CudaMemoryProbe> ProbeCudaMemory(const std::shared_ptr<const cuda::Driver>& driver,
+                                        int index);
 
 }  // namespace granule::memory

@@ -85,7 +85,7 @@ Result<AddressRange> CudaVmm::Reserve(size_t bytes) {
       &address, bytes, capabilities_.granule_bytes, /*wish=*/0, /*flags=*/0);
   if (result != cuda::kSuccess) {
     // Whatever the driver calls it, there are no such addresses; a broken context is another thing.
-    const Status status = device_.Check(result, "reserving addresses");
+    Status status = device_.Check(result, "reserving addresses");
     if (status.code() == Code::kDeviceLost) return status;
     return Error(Code::kExhausted, "{} refused {} ({} bytes) of addresses: {}", device_.where(),
                  FormatBytes(bytes), bytes, device_.driver().Describe(result));
@@ -168,7 +168,7 @@ Status CudaVmm::Map(Address address, Handle handle, Access access) {
     windows_.emplace_hint(next, address, handle);
     return {};
   }
-  const Status refusal = Refusal(result, "access to", handle.bytes);
+  Status refusal = Refusal(result, "access to", handle.bytes);
   const cuda::DriverResult undone = driver.MemUnmap(address, handle.bytes);
   if (undone == cuda::kSuccess) return refusal;
   windows_.emplace_hint(next, address, handle);
@@ -242,7 +242,7 @@ Status CudaVmm::CopyOverlapping(Address to, Address from, size_t bytes) {
     return CopyPiece(target + offset, source + offset, length, bounce);
   };
   for (size_t piece = 0; piece < pieces; ++piece) {
-    const Status failure = move(piece, to, from);
+    Status failure = move(piece, to, from);
     if (failure.ok()) continue;
     // Back again, the newest piece first: each puts what it carried away where it was.
     while (piece-- > 0) {

@@ -172,31 +172,6 @@ TEST_P(CudaVmmTest, TheDestructorTakesEverythingAway) {
   EXPECT_GE(after.free_bytes + granule_, before.free_bytes);
 }
 
-TEST_P(CudaVmmTest, AWriteToAReadOnlyMapIsRefusedAndTheProcessGoesOn) {
-  const AddressRange range = Mapped(Access::kReadOnly);
-  const Status written = vmm_->Zero(range);
-  const Status after = device().Synchronize();
-  EXPECT_TRUE(!written.ok() || !after.ok()) << "a read-only mapping took a write";
-  if (!device().lost().ok()) {
-    // Every later call says the same, and nothing crashes.
-    EXPECT_EQ(vmm_->Reserve(granule_).status().code(), Code::kDeviceLost);
-    EXPECT_EQ(vmm_->Create(granule_, 0).status().code(), Code::kDeviceLost);
-    EXPECT_EQ(vmm_->Unmap(range).code(), Code::kDeviceLost);
-    EXPECT_EQ(vmm_->Zero(range).code(), Code::kDeviceLost);
-    EXPECT_EQ(vmm_->Copy(range.base, range.base + 1, 1).code(), Code::kDeviceLost);
-    EXPECT_EQ(vmm_->Memory().status().code(), Code::kDeviceLost);
-  }
-  vmm_.reset();
-  device_.reset();
-  device_ = AnotherDevice();
-  ASSERT_NE(device_, nullptr);
-  OpenVmm();
-  const AddressRange again = Mapped();
-  const std::vector<uint8_t> bytes = Random(100, 4);
-  Write(again.base, bytes);
-  EXPECT_EQ(Read(again.base, 100), bytes);
-}
-
 TEST_P(CudaVmmTest, AReservationThatCannotBeIsRefused) {
   const auto refused = vmm_->Reserve(RoundDown(size_t{1} << 62, granule_));
   ASSERT_FALSE(refused.ok());
@@ -438,27 +413,6 @@ TEST_P(FakeCuda, ABrokenContextIsWhatEveryVerbSaysFromThenOn) {
 
 // ---- the probe, and drivers that are none
 
-TEST_P(CudaVmmTest, TheProbeFindsWhatIsThere) {
-  const auto probe = ProbeCudaMemory(fake() ? fake_->driver() : *cuda::OpenDriver(), 0);
-  ASSERT_TRUE(probe.ok()) << probe.status().message();
-  std::printf(
-      "granule %s (smallest %s), largest reservation %s, aliases: %s, read-only refuses: %s, maps "
-      "beside work: %s %s\n",
-      FormatBytes(probe->granule_bytes).c_str(), FormatBytes(probe->smallest_granule_bytes).c_str(),
-      FormatBytes(probe->largest_reservation_bytes).c_str(), SeenText(probe->aliases),
-      SeenText(probe->read_only_refuses), SeenText(probe->maps_beside_work), probe->note.c_str());
-  EXPECT_EQ(probe->granule_bytes, granule_);
-  EXPECT_GT(probe->smallest_granule_bytes, 0u);
-  EXPECT_GE(probe->largest_reservation_bytes, uint64_t{64} << 30);
-  EXPECT_EQ(probe->aliases, Seen::kYes);
-  EXPECT_EQ(probe->read_only_refuses, Seen::kYes);
-  EXPECT_EQ(probe->maps_beside_work, Seen::kYes);
-  EXPECT_EQ(probe->note, "");
-  // This device is untouched by all of it.
-  EXPECT_TRUE(device().Synchronize().ok());
-  Write(Mapped().base, Random(10, 1));
-}
-
 TEST_P(FakeCuda, TheProbeSaysWhatItCouldNotTry) {
   vmm_.reset();
   Fake({.total_bytes = 1 << 20});
@@ -481,6 +435,57 @@ TEST(CudaDriver, LibrariesThatAreNoDriverAreRefusedInWords) {
   ASSERT_FALSE(other.ok());
   EXPECT_EQ(other.status().code(), Code::kUnavailable);
   EXPECT_NE(other.status().message().find("cuMemCreate"), std::string::npos);
+}
+
+// ---- last, for on a real GPU they break a context in earnest
+
+class CudaFaults : public CudaVmmTest {};
+INSTANTIATE_TEST_SUITE_P(On, CudaFaults, testing::Values(Gpu::kFake, Gpu::kReal), GpuName);
+
+TEST_P(CudaFaults, AWriteToAReadOnlyMapIsRefusedAndTheProcessGoesOn) {
+  const AddressRange range = Mapped(Access::kReadOnly);
+  const Status written = vmm_->Zero(range);
+  const Status after = device().Synchronize();
+  EXPECT_TRUE(!written.ok() || !after.ok()) << "a read-only mapping took a write";
+  if (!device().lost().ok()) {
+    // Every later call says the same, and nothing crashes.
+    EXPECT_EQ(vmm_->Reserve(granule_).status().code(), Code::kDeviceLost);
+    EXPECT_EQ(vmm_->Create(granule_, 0).status().code(), Code::kDeviceLost);
+    EXPECT_EQ(vmm_->Unmap(range).code(), Code::kDeviceLost);
+    EXPECT_EQ(vmm_->Zero(range).code(), Code::kDeviceLost);
+    EXPECT_EQ(vmm_->Copy(range.base, range.base + 1, 1).code(), Code::kDeviceLost);
+    EXPECT_EQ(vmm_->Memory().status().code(), Code::kDeviceLost);
+  }
+  vmm_.reset();
+  device_.reset();
+  device_ = AnotherDevice();
+  ASSERT_NE(device_, nullptr);
+  OpenVmm();
+  const AddressRange again = Mapped();
+  const std::vector<uint8_t> bytes = Random(100, 4);
+  Write(again.base, bytes);
+  EXPECT_EQ(Read(again.base, 100), bytes);
+}
+
+TEST_P(CudaFaults, TheProbeFindsWhatIsThere) {
+  const auto probe = ProbeCudaMemory(fake() ? fake_->driver() : *cuda::OpenDriver(), 0);
+  ASSERT_TRUE(probe.ok()) << probe.status().message();
+  std::printf(
+      "granule %s (smallest %s), largest reservation %s, aliases: %s, read-only refuses: %s, maps "
+      "beside work: %s %s\n",
+      FormatBytes(probe->granule_bytes).c_str(), FormatBytes(probe->smallest_granule_bytes).c_str(),
+      FormatBytes(probe->largest_reservation_bytes).c_str(), SeenText(probe->aliases),
+      SeenText(probe->read_only_refuses), SeenText(probe->maps_beside_work), probe->note.c_str());
+  EXPECT_EQ(probe->granule_bytes, granule_);
+  EXPECT_GT(probe->smallest_granule_bytes, 0u);
+  EXPECT_GE(probe->largest_reservation_bytes, uint64_t{64} << 30);
+  EXPECT_EQ(probe->aliases, Seen::kYes);
+  EXPECT_EQ(probe->read_only_refuses, Seen::kYes);
+  EXPECT_EQ(probe->maps_beside_work, Seen::kYes);
+  EXPECT_EQ(probe->note, "");
+  // This device is untouched by all of it.
+  EXPECT_TRUE(device().Synchronize().ok());
+  Write(Mapped().base, Random(10, 1));
 }
 
 }  // namespace
