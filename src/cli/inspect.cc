@@ -93,12 +93,14 @@ std::vector<std::string> KvShapes(const package::Package& package) {
   for (size_t begin = 0, end = 0; begin < kv.size(); begin = end) {
     const auto same = [&](const package::KvPort& port) {
       return port.kv_heads == kv[begin].kv_heads && port.head_dim == kv[begin].head_dim &&
-             port.dtype == kv[begin].dtype;
+             port.dtype == kv[begin].dtype && port.fixed_past == kv[begin].fixed_past;
     };
     for (end = begin; end < kv.size() && same(kv[end]); ++end) continue;
     shapes.push_back(Format("{} layer{} of {} KV heads x {}, {}", end - begin,
                             end - begin == 1 ? "" : "s", kv[begin].kv_heads, kv[begin].head_dim,
                             std::string(DTypeName(kv[begin].dtype))));
+    if (kv[begin].fixed_past > 0)
+      shapes.back() += Format(", fixed to {} tokens", kv[begin].fixed_past);
   }
   return shapes;
 }
@@ -229,6 +231,7 @@ Json AsJson(const Findings& found) {
                       {"present_value", name_or_null(port.present_value)},
                       {"kv_heads", port.kv_heads},
                       {"head_dim", port.head_dim},
+                      {"fixed_past", port.fixed_past > 0 ? Json(port.fixed_past) : Json(nullptr)},
                       {"dtype", std::string(DTypeName(port.dtype))}});
   }
   json["kv"] = {{"bytes_per_token", found.kv_bytes_per_token}, {"layers", std::move(layers)}};

@@ -1,53 +1,22 @@
 // The default model: what outside engines write, at every length and in any company.
-// GRANULE_TEST_MODEL names its folder (set but unusable is a failure); without it the folder that
-// `make model` makes is used, and without that the tests are skipped.
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 
-#include "base/file.h"
 #include "engine/engine.h"
+#include "engine/real_model_for_test.h"
 #include "kernels/rowwise.h"
 
 namespace granule::engine {
 namespace {
 
-struct Golden {
-  std::vector<TokenId> prompt;
-  std::vector<TokenId> ids;  // up to the first step whose margin is below 0.02
-};
-
-std::vector<Golden> ReadGoldens(const char* name) {
-  const auto text =
-      ReadFile(std::filesystem::path(GRANULE_SOURCE_DIR) / "tests/data" / name, 16 << 20);
-  EXPECT_TRUE(text.ok()) << text.status().message();
-  std::vector<Golden> goldens;
-  const auto json = nlohmann::json::parse(*text);
-  for (const auto& item : json["items"]) {
-    Golden golden{item["prompt_ids"], item["generated_ids"]};
-    const std::vector<double> margins = item["margins"];
-    const auto unsure =
-        std::find_if(margins.begin(), margins.end(), [](double m) { return m < 0.02; });
-    golden.ids.resize(static_cast<size_t>(unsure - margins.begin()));
-    goldens.push_back(std::move(golden));
-  }
-  return goldens;
-}
-
 class RealModel : public testing::Test {
  protected:
   void SetUp() override {
-    const char* named = std::getenv("GRANULE_TEST_MODEL");
-    folder_ = named != nullptr && *named != '\0' ? named
-                                                 : GRANULE_SOURCE_DIR
-                  "/models/smollm2-135m-instruct";
-    if ((named == nullptr || *named == '\0') && !std::filesystem::exists(folder_)) {
-      GTEST_SKIP() << "no model: `make model` makes " << folder_;
-    }
+    folder_ = RealModelFolderOrEmpty();
+    if (folder_.empty()) GTEST_SKIP() << kNoRealModel;
     Load(0, {});
   }
 

@@ -165,6 +165,21 @@ TEST(GrowthDriver, WhatCannotBeUndoneIsSaidAsItIs) {
   EXPECT_EQ(outcome.status().code(), Code::kPoisoned);
 }
 
+TEST(GrowthKinds, NamesAreReadAsTheyAreWritten) {
+  for (const GrowthKind kind : {GrowthKind::kCommit, GrowthKind::kRestride, GrowthKind::kRealloc}) {
+    const auto parsed = ParseGrowth(GrowthName(kind));
+    ASSERT_TRUE(parsed.ok());
+    EXPECT_EQ(*parsed, kind);
+  }
+  for (const char* text : {"", "Commit", "commit ", "move"}) {
+    const auto parsed = ParseGrowth(text);
+    ASSERT_FALSE(parsed.ok()) << text;
+    EXPECT_EQ(parsed.status().code(), Code::kUsage);
+    EXPECT_NE(parsed.status().message().find("expected commit, restride or realloc"),
+              std::string::npos);
+  }
+}
+
 TEST(GrowthErrors, MemoryThatCannotBeQueriedIsSaid) {
   const Status s = CapacityExceededError({10, 5, "--ctx-size", std::nullopt, 32, std::nullopt});
   EXPECT_NE(s.message().find("query unavailable"), std::string::npos);

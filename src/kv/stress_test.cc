@@ -1,8 +1,9 @@
 // Random use of several sequences over one memory, with faults: contents and books stay right.
-// `make nightly` runs 10^6 operations (RC_PARAMS="max_success=5000", 200 operations each).
+// `make nightly` runs 10^6 operations: RC_PARAMS="max_success=5000", 200 or more each, counted.
 #include <gtest/gtest.h>
-#include <rapidcheck/gtest.h>
+#include <rapidcheck.h>
 
+#include <cstdio>
 #include <cstdlib>
 #include <thread>
 
@@ -11,6 +12,17 @@
 namespace granule::kv {
 namespace {
 
+// Of [low, high), all of it in every case: inRange alone starts every property with its first
+// values and comes to the last ones at the end.
+template <class T = int>
+T Pick(T low, T high) {
+  return *rc::gen::resize(rc::kNominalSize, rc::gen::inRange<T>(low, high));
+}
+
+bool Nightly() { return std::getenv("GRANULE_NIGHTLY") != nullptr; }
+
+uint64_t operations_done = 0;  // by the property, in all its cases
+
 struct Tracked {
   std::unique_ptr<Sequence> sequence;
   std::vector<uint8_t> marks;  // one per live token
@@ -18,16 +30,14 @@ struct Tracked {
 
 SequenceOptions RandomOptions() {
   SequenceOptions options;
-  const auto growth = *rc::gen::inRange(0, 6);
+  const auto growth = Pick(0, 6);
   options.growth = growth == 0   ? GrowthKind::kRestride
                    : growth == 1 ? GrowthKind::kRealloc
                                  : GrowthKind::kCommit;
-  options.layout = options.growth == GrowthKind::kRestride
-                       ? LayoutChoice{LayoutKind::kHeadMajor, 0}
-                       : kLayouts[*rc::gen::inRange<size_t>(0, 4)];
+  options.layout = options.growth == GrowthKind::kRestride ? LayoutChoice{LayoutKind::kHeadMajor, 0}
+                                                           : kLayouts[Pick<size_t>(0, 4)];
   options.policy =
-      kPolicies[options.growth == GrowthKind::kCommit ? *rc::gen::inRange<size_t>(0, 3)
-                                                      : *rc::gen::inRange<size_t>(1, 3)];
+      kPolicies[options.growth == GrowthKind::kCommit ? Pick<size_t>(0, 3) : Pick<size_t>(1, 3)];
   options.hard_max.tokens = *rc::gen::elementOf(std::vector<uint64_t>{1, 70, 333, 700});
   options.hard_max.source = "--ctx-size";
   options.mask_bytes_per_token = 8;
@@ -38,7 +48,7 @@ void CheckContent(const Tracked& t) {
   for (uint64_t i = 0; i < t.marks.size(); ++i) Mark(*t.sequence, TestGroup(), i, t.marks[i], true);
 }
 
-RC_GTEST_PROP(Stress, RandomUseKeepsContentAndBooks, ()) {
+void UseAtRandom() {
   Fixture f(*rc::gen::element<uint64_t>(0, 1 << 20));
   std::vector<Tracked> all;
   const auto open = [&] {
@@ -48,23 +58,23 @@ RC_GTEST_PROP(Stress, RandomUseKeepsContentAndBooks, ()) {
     all.back().marks.clear();
   };
   open();
-  const int operations = *rc::gen::inRange(1, std::getenv("GRANULE_NIGHTLY") != nullptr ? 400 : 80);
+  const int operations = Nightly() ? Pick(200, 220) : Pick(1, 80);
   for (int i = 0; i < operations; ++i) {
-    const size_t at = *rc::gen::inRange<size_t>(0, all.size());
+    const size_t at = Pick<size_t>(0, all.size());
     Tracked& t = all[at];
     Sequence& s = *t.sequence;
-    const bool fault = *rc::gen::inRange(0, 5) == 0;
+    const bool fault = Pick(0, 5) == 0;
     if (fault) {
       f.fault->FailCall(*rc::gen::element(memory::Verb::kCreate, memory::Verb::kMap),
-                        *rc::gen::inRange<uint64_t>(1, 6));
-      f.buffers->fail_at = f.buffers->calls + *rc::gen::inRange<uint64_t>(1, 3);
+                        Pick<uint64_t>(1, 6));
+      f.buffers->fail_at = f.buffers->calls + Pick<uint64_t>(1, 3);
     }
-    switch (*rc::gen::inRange(0, 10)) {
+    switch (Pick(0, 10)) {
       case 0:
       case 1:
       case 2:
       case 3: {
-        const uint64_t n = s.live_length() + *rc::gen::inRange<uint64_t>(1, 90);
+        const uint64_t n = s.live_length() + Pick<uint64_t>(1, 90);
         const uint64_t committed = s.committed_length();
         const Status status = s.Ensure(n);
         if (!status.ok()) {
@@ -76,7 +86,7 @@ RC_GTEST_PROP(Stress, RandomUseKeepsContentAndBooks, ()) {
         }
         RC_ASSERT(n <= *s.hard_max().tokens);
         for (uint64_t k = s.live_length(); k < n; ++k) {
-          t.marks.push_back(static_cast<uint8_t>(*rc::gen::inRange(1, 255)));
+          t.marks.push_back(static_cast<uint8_t>(Pick(1, 255)));
           Mark(s, TestGroup(), k, t.marks.back(), false);
         }
         s.Advance(n - s.live_length());
@@ -84,7 +94,7 @@ RC_GTEST_PROP(Stress, RandomUseKeepsContentAndBooks, ()) {
       }
       case 4:
       case 5: {
-        const uint64_t to = *rc::gen::inRange<uint64_t>(0, s.live_length() + 1);
+        const uint64_t to = Pick<uint64_t>(0, s.live_length() + 1);
         RC_ASSERT(s.Rewind(to).ok());
         t.marks.resize(to);
         break;
@@ -93,7 +103,7 @@ RC_GTEST_PROP(Stress, RandomUseKeepsContentAndBooks, ()) {
         RC_ASSERT(s.Trim().ok());
         break;
       case 7:
-        if (*rc::gen::inRange(0, 3) == 0) {
+        if (Pick(0, 3) == 0) {
           RC_ASSERT(s.Reset().ok());
           t.marks.clear();
         } else if (s.options().growth == GrowthKind::kCommit && all.size() < 4) {
@@ -115,8 +125,7 @@ RC_GTEST_PROP(Stress, RandomUseKeepsContentAndBooks, ()) {
       }
       default:
         f.pool->Trim(0);
-        if (*rc::gen::inRange(0, 3) == 0)
-          f.parking->Release(*rc::gen::element<uint64_t>(0, 100000));
+        if (Pick(0, 3) == 0) f.parking->Release(*rc::gen::element<uint64_t>(0, 100000));
     }
     f.fault->Heal();
     f.buffers->fail_at = 0;
@@ -129,7 +138,8 @@ RC_GTEST_PROP(Stress, RandomUseKeepsContentAndBooks, ()) {
     RC_ASSERT(f.space->IsValid());
     RC_ASSERT(*f.fault->ResidentBytes() ==
               f.table->unique_bytes() + f.pool->counters().pooled_bytes);
-    if (i % 8 == 0) CheckContent(all[*rc::gen::inRange<size_t>(0, all.size())]);
+    ++operations_done;
+    if (i % 8 == 0) CheckContent(all[Pick<size_t>(0, all.size())]);
   }
   for (const Tracked& t : all) CheckContent(t);
   all.clear();
@@ -137,6 +147,15 @@ RC_GTEST_PROP(Stress, RandomUseKeepsContentAndBooks, ()) {
   const memory::HandleCounters c = f.pool->counters();
   RC_ASSERT(c.live_handles == 0u);
   RC_ASSERT(c.creates == c.releases + c.pooled_handles);
+}
+
+TEST(Stress, RandomUseKeepsContentAndBooks) {
+  operations_done = 0;
+  EXPECT_TRUE(rc::check("random use keeps content and books", UseAtRandom));
+  std::printf("%llu operations\n", static_cast<unsigned long long>(operations_done));
+  if (Nightly()) {
+    EXPECT_GE(operations_done, 1000000u) << "RC_PARAMS=\"max_success=5000\" is wanted";
+  }
 }
 
 // Sequences of one memory on threads of their own (the thread sanitizer watches).

@@ -26,6 +26,8 @@ struct KvPort {
   onnx::ValueId present_value = onnx::kNone;
   int64_t kv_heads = 0;
   int64_t head_dim = 0;  // of keys; values have the same here
+  // Tokens that the graph fixes its past inputs to (static-shape KV); 0: they grow with the tokens.
+  int64_t fixed_past = 0;
   DType dtype = DType::kF32;
 };
 

@@ -311,6 +311,21 @@ TEST_F(RolesTest, ReadsTheUsualSpellings) {
   }
 }
 
+// Which backend runs a past of a fixed number of tokens is not the reader's to decide.
+TEST_F(RolesTest, ReadsHowManyTokensThePastIsFixedTo) {
+  Make({.key_dims = {"b", 1, 128, 16}, .value_dims = {"b", 1, 128, 16}});
+  Result<Package> package = Open(m_);
+  ASSERT_TRUE(package.ok()) << package.status().message();
+  EXPECT_EQ(package->roles.kv[0].fixed_past, 128);
+  // Some exporters write 0 for "nothing yet".
+  for (const onnx::WriterDim& grows : {onnx::WriterDim(0), onnx::WriterDim("p")}) {
+    Make({.key_dims = {"b", 1, grows, 16}, .value_dims = {"b", 1, grows, 16}});
+    package = Open(m_);
+    ASSERT_TRUE(package.ok()) << package.status().message();
+    EXPECT_EQ(package->roles.kv[0].fixed_past, 0);
+  }
+}
+
 TEST_F(RolesTest, RefusesGraphsThatAreNoDecoders) {
   Make({.ids = "tokens"});
   ExpectRefused({"input_ids", "\"tokens\""});
@@ -329,7 +344,7 @@ TEST_F(RolesTest, RefusesGraphsThatAreNoDecoders) {
   Make({.key_dims = {"b", "h", "p", 16}});
   ExpectRefused({"past_key_values.0.key", "number of heads"});
   Make({.key_dims = {"b", 1, 128, 16}});
-  ExpectRefused({"fixed capacity of 128"});
+  ExpectRefused({"layer 0", "keys is fixed to 128 tokens", "values to 0"});
   Make({.value_dims = {"b", 1, "p", 32}});
   ExpectRefused({"1 x 16", "1 x 32"});
   Make({.kv = DType::kI8});

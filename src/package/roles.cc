@@ -124,6 +124,7 @@ Status RequireIds(const onnx::Graph& graph, ValueId id, size_t rank) {
 // kind.
 struct Half {
   int64_t heads = 0, dim = 0;
+  int64_t fixed_past = 0;  // 0: grows
   DType dtype = DType::kF32;
 };
 
@@ -142,11 +143,6 @@ Result<Half> ReadHalf(const onnx::Graph& graph, ValueId past_id, ValueId present
         "KV input \"{}\" does not state its number of heads and its head size (dimensions 1 and 3)",
         past.name);
   }
-  if ((*past.shape)[2].known() && (*past.shape)[2].size > 0) {
-    return InvalidInput(
-        "KV input \"{}\" has a fixed capacity of {} tokens; only growing ones are supported",
-        past.name, (*past.shape)[2].size);
-  }
   if (!past.dtype || !IsFloat(*past.dtype)) {
     return InvalidInput("KV input \"{}\" is {}; float32, float16 or bfloat16 is expected",
                         past.name, past.dtype ? DTypeName(*past.dtype) : "of no known type");
@@ -155,7 +151,8 @@ Result<Half> ReadHalf(const onnx::Graph& graph, ValueId past_id, ValueId present
     return InvalidInput("KV output \"{}\" is {}, but its input \"{}\" is {}", present.name,
                         DTypeName(*present.dtype), past.name, DTypeName(*past.dtype));
   }
-  return Half{heads.size, dim.size, *past.dtype};
+  // Exporters write 0 where they mean "nothing yet".
+  return Half{heads.size, dim.size, std::max<int64_t>((*past.shape)[2].size, 0), *past.dtype};
 }
 
 Result<KvPort> ReadPair(const onnx::Graph& graph, const Ports& inputs, const Ports& outputs,
@@ -189,7 +186,14 @@ Result<KvPort> ReadPair(const onnx::Graph& graph, const Ports& inputs, const Por
         layer, key->heads, key->dim, DTypeName(key->dtype), value->heads, value->dim,
         DTypeName(value->dtype));
   }
+  if (key->fixed_past != value->fixed_past) {
+    return InvalidInput(
+        "layer {}: the past of its keys is fixed to {} tokens, that of its values to {} (0: not "
+        "fixed); both must be the same",
+        layer, key->fixed_past, value->fixed_past);
+  }
   port.kv_heads = key->heads;
+  port.fixed_past = key->fixed_past;
   port.head_dim = key->dim;
   port.dtype = key->dtype;
   return port;

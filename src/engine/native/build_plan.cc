@@ -397,6 +397,11 @@ void PlanBuilder::EmitAttention(const Node& node) {
   });
   if (port == ports.end())
     return Refuse(node, "its past key and value are no KV inputs of the graph");
+  if (port->fixed_past > 0) {
+    return Refuse(node, Format("its past is fixed to {} tokens by the graph, and KV follows the "
+                               "tokens here; --backend ort runs such graphs",
+                               port->fixed_past));
+  }
   if (step.shape.heads <= 0 || step.shape.kv_heads <= 0 ||
       step.shape.heads % step.shape.kv_heads != 0) {
     return Refuse(node, Format("num_heads = {} and kv_num_heads = {} do not go together",

@@ -181,6 +181,16 @@ Status OrtDecoder::CopyBack(std::span<const KvView> views, int64_t live, int64_t
     const std::vector<int64_t>& dims = contents->dims;
     const int64_t rows = dims.size() == 4 ? dims[2] : -1;
     const bool whole = rows >= live + count;
+    if (model_.fixed_capacity >= 0 && rows > model_.fixed_capacity) {
+      // Concat of all slots and the new tokens: their slots would be behind the empty ones, and the
+      // mask of such a graph is laid out by a convention of its exporter.
+      return InvalidInput(
+          "KV output \"{}\" has {} slots, but its input is fixed to {}: the graph appends to a "
+          "full "
+          "buffer, which is not supported; write new tokens to their slots (GroupQueryAttention, "
+          "ScatterND) or leave the length of the past open",
+          outputs_[i].name, rows, model_.fixed_capacity);
+    }
     if (dims.size() != 4 || dims[0] != 1 || dims[1] != port.geometry.kv_heads ||
         dims[3] != port.geometry.head_dim || (!whole && rows != count) ||
         contents->type != OrtTypeOf(port.geometry.dtype)) {
