@@ -17,9 +17,6 @@ Result<std::unique_ptr<DeviceContext>> DeviceContext::CreateCpu(const DeviceOpti
 
 namespace {
 
-// Handles that a GPU keeps for the next growth: creating one costs as much as mapping it.
-constexpr uint64_t kCudaPoolBytes = uint64_t{256} << 20;
-
 Status CheckThreads(const DeviceOptions& options) {
   if (options.threads >= 0) return {};
   return Error(Code::kUsage,
@@ -43,7 +40,7 @@ Result<std::unique_ptr<DeviceContext>> DeviceContext::CreateCuda(const DeviceOpt
   auto vmm = memory::CudaVmm::Open(*(*gpu)->device);
   if (!vmm.ok()) return vmm.status();
   DeviceOptions on_gpu = options;
-  if (on_gpu.pool_retained_bytes == 0) on_gpu.pool_retained_bytes = kCudaPoolBytes;
+  if (on_gpu.pool_retained_bytes == 0) on_gpu.pool_retained_bytes = memory::kCudaRetainedBytes;
   return std::unique_ptr<DeviceContext>(
       new DeviceContext(on_gpu, std::move(*vmm), std::move(*gpu)));
 }

@@ -111,25 +111,25 @@ Status Engine::CollectRows(std::span<const StepItem> items) {
   return {};
 }
 
-// Eagerly, or through a captured graph: what the state machine of the sequence says, or for a batch
-// that of its size class.
+// Decode steps run eagerly or through a captured graph: as the state machine of the sequence says, or
+// for a batch that of its size class. All other steps run eagerly.
 Result<const float*> Engine::RunRows(std::span<const StepItem> items) {
   const StepBatch batch{rows_->sequences, rows_->token_ids, rows_->positions, rows_->places,
                         rows_->wanted,    rows_->sampling,  rows_->sampled};
   const bool decode = rows_->token_ids.size() == items.size() &&
                       rows_->wanted.size() == rows_->token_ids.size();
-  const auto sequences = static_cast<int64_t>(items.size());
-  if (!decode || items.size() > 1) {
-    // Each sequence sees its own rows; a batch of decode rows is the class's to capture.
+  if (!decode) {
+    auto logits = backend_->Run(batch);
+    if (!logits.ok()) return logits;
     for (const StepItem& item : items) {
-      const auto rows = static_cast<int64_t>(item.tokens.size());
-      if (rows > 1 || !decode) {
-        item.sequence->capture().Finished(rows, kv::StepAction::kEager, kv::StepResult::kDone, "");
-      }
+      item.sequence->capture().Finished(static_cast<int64_t>(item.tokens.size()),
+                                        kv::StepAction::kEager, kv::StepResult::kDone, "");
     }
-    if (!decode || !capture_.enabled || backend_->GraphClass(sequences) == 0)
-      return backend_->Run(batch);
+    return logits;
   }
+  const auto sequences = static_cast<int64_t>(items.size());
+  const bool may_capture = capture_.enabled && backend_->GraphClass(sequences) != 0;
+  if (items.size() > 1 && !may_capture) return backend_->Run(batch);
   kv::GraphCapture& capture =
       items.size() == 1
           ? items[0].sequence->capture()

@@ -63,23 +63,37 @@ __device__ __forceinline__ int32_t IdOf(uint64_t best) {
   return best == 0 ? 0 : static_cast<int32_t>(0xffffffffu - static_cast<uint32_t>(best));
 }
 
-// body(logit, id) for this thread's part of a row.
+// body(logit, id) for this thread's part of the ids [begin, end). With wide loads both are
+// multiples of 4. Loads run ahead of the work: one block has to keep a multiprocessor's share of
+// the memory busy.
 template <class Body>
-__device__ __forceinline__ void EachLogit(const Sample& a, const float* logits, const Body& body) {
-  const int vocab = static_cast<int>(a.vocab);
-  if (a.vectors) {
-    const auto* quads = reinterpret_cast<const float4*>(logits);
-#pragma unroll 4
-    for (int i = static_cast<int>(threadIdx.x); i < vocab / 4; i += kDrawThreads) {
-      const float4 v = quads[i];
-      body(v.x, 4 * i);
-      body(v.y, 4 * i + 1);
-      body(v.z, 4 * i + 2);
-      body(v.w, 4 * i + 3);
+__device__ __forceinline__ void EachLogit(const Sample& a, const float* logits, int begin, int end,
+                                          const Body& body) {
+  constexpr int kAhead = 4;
+  const int width = a.vectors ? 4 : 1;
+  const int behind = end / width;
+  for (int first = begin / width + static_cast<int>(threadIdx.x); first < behind;
+       first += kAhead * kDrawThreads) {
+    float4 loaded[kAhead];
+#pragma unroll
+    for (int n = 0; n < kAhead; ++n) {
+      const int i = first + n * kDrawThreads;
+      if (i >= behind) continue;
+      if (a.vectors) {
+        loaded[n] = __ldg(reinterpret_cast<const float4*>(logits) + i);
+      } else {
+        loaded[n].x = __ldg(logits + i);
+      }
     }
-  } else {
-#pragma unroll 8
-    for (int i = static_cast<int>(threadIdx.x); i < vocab; i += kDrawThreads) body(logits[i], i);
+#pragma unroll
+    for (int n = 0; n < kAhead; ++n) {
+      const int i = first + n * kDrawThreads;
+      if (i >= behind) continue;
+      const float4 v = loaded[n];
+#pragma unroll 1  // the body is long
+      for (int j = 0; j < width; ++j)
+        body(j == 0 ? v.x : j == 1 ? v.y : j == 2 ? v.z : v.w, i * width + j);
+    }
   }
 }
 
@@ -90,8 +104,10 @@ enum class Ask {
   kDraw   // weight at the row's temperature, past `uniform` of all
 };
 
-// One row. A token that can be chosen is a number: its logit's place in the order of floats, then
-// its id, descending; the likelier, the larger. What is left so far are the numbers >= floor_.
+// One row. A token that can be chosen is a number: in which of 16 steps below the largest its logit
+// is, the logit's place in the order of floats, the id, the last descending; the likelier, the
+// larger. (The steps follow from the logits. As the first digit they leave few tokens after one
+// pass.) What is left so far are the numbers >= floor_.
 class Draw {
  public:
   __device__ Draw(const Sample& a, int64_t row, float largest, char* shared)
@@ -99,19 +115,22 @@ class Draw {
         logits_(a.logits + row * a.vocab),
         settings_(a.settings[row]),
         largest_(largest),
+        sharpness_(1.0f / settings_.temperature),
         id_mask_((1u << a.id_bits) - 1),
         weights_(reinterpret_cast<uint64_t*>(shared)),
         list_(weights_ + kDrawThreads * kDigits),
         counts_(reinterpret_cast<uint16_t*>(list_ + kDrawList)) {}
 
-  __device__ int32_t Run() {
+  __device__ __forceinline__ int32_t Run() {
     bool in_order = false;  // of likelihood; else by id
-    if (settings_.top_k > 0) in_order = Find(Ask::kTopK, true);
-    if (settings_.top_p < 1.0f) {
-      Find(Ask::kTopP, true);
-      in_order = true;
+#pragma unroll 1            // one copy of Find
+    for (int i = 0; i < 3; ++i) {
+      const auto ask = static_cast<Ask>(i);
+      if (ask == Ask::kTopK && settings_.top_k <= 0) continue;
+      if (ask == Ask::kTopP && !(settings_.top_p < 1.0f)) continue;
+      const bool cut = Find(ask, in_order || ask != Ask::kDraw);
+      if (ask != Ask::kDraw) in_order |= cut;
     }
-    Find(Ask::kDraw, in_order);
     return Found(in_order);
   }
 
@@ -122,7 +141,10 @@ class Draw {
   }
 
   __device__ __forceinline__ uint64_t Number(float logit, int id) const {
-    return static_cast<uint64_t>(Ordered(fminf(logit, FLT_MAX))) << a_.id_bits |
+    const float finite = fminf(logit, FLT_MAX);
+    const auto step = static_cast<uint32_t>(fminf((largest_ - finite) * 0.5f, 15.0f));
+    return static_cast<uint64_t>(15 - step) << (a_.id_bits + 32) |
+           static_cast<uint64_t>(Ordered(finite)) << a_.id_bits |
            (id_mask_ - static_cast<uint32_t>(id));
   }
   __device__ __forceinline__ float LogitOf(uint64_t number) const {
@@ -137,7 +159,7 @@ class Draw {
         if (list_[i] >= floor_) body(list_[i]);
       return;
     }
-    EachLogit(a_, logits_, [&](float logit, int id) {
+    EachLogit(a_, logits_, begin_, end_, [&](float logit, int id) {
       if (!(logit > -kInfinity)) return;  // NaN too
       const uint64_t number = Number(logit, id);
       if (number >= floor_) body(number);
@@ -156,7 +178,7 @@ class Draw {
       return true;
     }
     if (settings_.min_p > 0.0f && expf(below) < settings_.min_p) return false;
-    measure = Fixed(expf(below / settings_.temperature));
+    measure = Fixed(below < 0.0f ? expf(below * sharpness_) : 1.0f);
     return true;
   }
 
@@ -176,10 +198,10 @@ class Draw {
   // Finds the place at which the measure, summed from the largest number down, reaches the target,
   // and leaves what is at or above it. False where everything stays. Not in order: numbers are the
   // ids alone.
-  __device__ bool Find(Ask ask, bool in_order) {
+  __device__ __forceinline__ bool Find(Ask ask, bool in_order) {
     uint64_t prefix = 0, above = 0, target = 0;
     uint32_t above_count = 0;
-    int shift = in_order ? 32 + a_.id_bits : a_.id_bits;
+    int shift = in_order ? 4 + 32 + a_.id_bits : a_.id_bits;
     const int first_shift = shift;
     while (shift > 0) {
       shift -= 4;
@@ -198,6 +220,11 @@ class Draw {
       }
       const uint32_t in_digit = digit_count()[digit];
       prefix = prefix << 4 | static_cast<uint64_t>(digit);
+      if (!in_order) {  // only ids that begin like this matter from here on
+        const auto low = static_cast<int>(prefix << shift), ids = static_cast<int>(id_mask_) + 1;
+        begin_ = ids - low - (1 << shift);
+        end_ = min(static_cast<int>(a_.vocab), ids - low);
+      }
       if (in_order && listed_ < 0 && above_count + in_digit <= kDrawList)
         List(ask, prefix << shift);
       if (in_digit == 1) break;  // alone: the other digits do not matter
@@ -210,7 +237,7 @@ class Draw {
   }
 
   // Per digit at `shift`, of the numbers that begin with prefix: their measure and their count.
-  __device__ void CountDigits(Ask ask, bool in_order, uint64_t prefix, int shift) {
+  __device__ __forceinline__ void CountDigits(Ask ask, bool in_order, uint64_t prefix, int shift) {
     const int thread = static_cast<int>(threadIdx.x);
     for (int d = 0; d < kDigits; ++d) {
       weights_[d * kDrawThreads + thread] = 0;
@@ -248,7 +275,7 @@ class Draw {
 
   // Once few are left, they are kept in shared memory, in any order: what was counted and is at or
   // above least.
-  __device__ void List(Ask ask, uint64_t least) {
+  __device__ __forceinline__ void List(Ask ask, uint64_t least) {
     if (threadIdx.x == 0) list_count() = 0;
     __syncthreads();
     Each([&](uint64_t number) {
@@ -261,7 +288,9 @@ class Draw {
   }
 
   // The id of the one number that Find stopped at.
-  __device__ int32_t Found(bool in_order) {
+  __device__ __forceinline__ int32_t Found(bool in_order) {
+    if (found_shift_ == 0)
+      return static_cast<int32_t>(id_mask_ - (static_cast<uint32_t>(found_prefix_) & id_mask_));
     if (threadIdx.x == 0) found_id() = 0;
     __syncthreads();
     Each([&](uint64_t number) {
@@ -296,10 +325,12 @@ class Draw {
   const float* const logits_;
   const CudaSampleRow settings_;
   const float largest_;
+  const float sharpness_;  // may be infinite
   const uint32_t id_mask_;
-  uint64_t* const weights_;  // [kDigits][kDrawThreads]
-  uint64_t* const list_;     // [kDrawList]
-  uint16_t* const counts_;   // [kDigits][kDrawThreads]
+  uint64_t* const weights_;                           // [kDigits][kDrawThreads]
+  uint64_t* const list_;                              // [kDrawList]
+  uint16_t* const counts_;                            // [kDigits][kDrawThreads]
+  int begin_ = 0, end_ = static_cast<int>(a_.vocab);  // ids that are looked at
   uint64_t floor_ = 0;
   int listed_ = -1;  // numbers in list_; -1: the row itself is read
   uint64_t found_prefix_ = 0;
@@ -347,7 +378,7 @@ extern "C" __global__ void __launch_bounds__(kGreedyThreads)
   if (threadIdx.x == 0) a.ids[row] = IdOf(best);
 }
 
-extern "C" __global__ void __launch_bounds__(kDrawThreads)
+extern "C" __global__ void __launch_bounds__(kDrawThreads, 1)
     sample_draw(const __grid_constant__ Sample a) {
   extern __shared__ __align__(16) char shared[];
   const int64_t row = blockIdx.x;
