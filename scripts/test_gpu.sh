@@ -3,7 +3,7 @@
 # BUILD is a folder with the test programs of a dev build (default build/dev, built first where the sources
 # are complete); programs that were carried from another machine work too. GRANULE_GPU_FILTER narrows the tests.
 set -uo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit 1
 
 build=${1:-}
 if [[ -z $build ]]; then

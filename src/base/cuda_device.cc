@@ -5,8 +5,8 @@
 namespace granule::cuda {
 namespace {
 
-// Results after which nothing in the context works any more: faults of kernels, of the hardware, and
-// a context that is gone.
+// Results after which nothing in the context works any more: faults of kernels, of the hardware,
+// and a context that is gone.
 bool LosesDevice(DriverResult result) {
   switch (result) {
     case 214:  // ECC_UNCORRECTABLE
@@ -64,10 +64,11 @@ Result<std::unique_ptr<Device>> Device::Open(std::shared_ptr<const Driver> drive
   // what else runs in this process.
   if (const DriverResult r = api.CtxCreate(&device->context_, 0, ordinal); r != kSuccess) {
     if (LosesDevice(r)) {
-      return Error(Code::kDeviceLost,
-                   "{} cannot be used by this process any more: {}. A fault on a device can outlive "
-                   "its context; start the program again",
-                   device->where(), api.Describe(r));
+      return Error(
+          Code::kDeviceLost,
+          "{} cannot be used by this process any more: {}. A fault on a device can outlive "
+          "its context; start the program again",
+          device->where(), api.Describe(r));
     }
     return Error(Code::kExhausted, "no context on {}: {}", device->where(), api.Describe(r));
   }

@@ -29,8 +29,8 @@ struct DeviceFacts {
 // time.
 class Device {
  public:
-  // kUnavailable for an index that is not there; kExhausted when a context cannot be made; kDeviceLost
-  // where the driver keeps this process from the device after a fault.
+  // kUnavailable for an index that is not there; kExhausted when a context cannot be made;
+  // kDeviceLost where the driver keeps this process from the device after a fault.
   static Result<std::unique_ptr<Device>> Open(std::shared_ptr<const Driver> driver, int index);
   ~Device();
   Device(const Device&) = delete;

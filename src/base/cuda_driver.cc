@@ -22,19 +22,22 @@ Result<std::shared_ptr<const Driver>> OpenDriver(const std::string& library) {
   // Never closed: the driver starts threads of its own, which outlive any unload.
   void* handle = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) {
-    return Error(Code::kUnavailable,
-                 "no CUDA driver: {} cannot be opened ({}). A GPU needs NVIDIA's driver {} or newer; "
-                 "--device cpu works without",
-                 library, dlerror(), DriverVersionText(kOldestDriver));
+    return Error(
+        Code::kUnavailable,
+        "no CUDA driver: {} cannot be opened ({}). A GPU needs NVIDIA's driver {} or newer; "
+        "--device cpu works without",
+        library, dlerror(), DriverVersionText(kOldestDriver));
   }
   auto driver = std::make_shared<Driver>();
   driver->path = library;
   std::string missing;
-#define GRANULE_CUDA_RESOLVE(name, symbol, parameters)                                    \
+// NOLINTBEGIN(bugprone-macro-parentheses): names and parameter lists, not expressions.
+#define GRANULE_CUDA_RESOLVE(name, symbol, parameters)                                 \
   driver->name = reinterpret_cast<DriverResult(*) parameters>(dlsym(handle, #symbol)); \
   if (driver->name == nullptr) missing += missing.empty() ? #symbol : ", " #symbol;
   GRANULE_CUDA_ENTRIES(GRANULE_CUDA_RESOLVE)
 #undef GRANULE_CUDA_RESOLVE
+  // NOLINTEND(bugprone-macro-parentheses)
   // The version first: a driver that is too old lacks entries because it is too old.
   if (driver->DriverGetVersion != nullptr) driver->DriverGetVersion(&driver->version);
   if (driver->version != 0 && driver->version < kOldestDriver) {

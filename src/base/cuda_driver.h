@@ -154,9 +154,11 @@ struct KernelNodeParameters {
 
 // The entry table. Plain function pointers: a test may put its own in their place.
 struct Driver {
+// NOLINTBEGIN(bugprone-macro-parentheses): names and parameter lists, not expressions.
 #define GRANULE_CUDA_ENTRY(name, symbol, parameters) DriverResult(*name) parameters = nullptr;
   GRANULE_CUDA_ENTRIES(GRANULE_CUDA_ENTRY)
 #undef GRANULE_CUDA_ENTRY
+  // NOLINTEND(bugprone-macro-parentheses)
 
   int version = 0;   // as CUDA states it: 13000 = 13.0
   std::string path;  // of the library

@@ -18,7 +18,8 @@ class GpuTest : public ::testing::Test {
  protected:
   void SetUp() override {
     auto driver = OpenDriver();
-    auto device = driver.ok() ? Device::Open(*driver, 0) : Result<std::unique_ptr<Device>>(driver.status());
+    auto device =
+        driver.ok() ? Device::Open(*driver, 0) : Result<std::unique_ptr<Device>>(driver.status());
     if (device.ok()) {
       device_ = std::move(*device);
       return;
@@ -35,7 +36,8 @@ class GpuTest : public ::testing::Test {
   Buffer Put(const std::vector<T>& values) {
     auto buffer = Buffer::Allocate(*device_, values.size() * sizeof(T), "a test");
     EXPECT_TRUE(buffer.ok()) << buffer.status().message();
-    EXPECT_TRUE(device_->UploadAsync(buffer->address(), values.data(), values.size() * sizeof(T)).ok());
+    EXPECT_TRUE(
+        device_->UploadAsync(buffer->address(), values.data(), values.size() * sizeof(T)).ok());
     EXPECT_TRUE(device_->Synchronize().ok());
     return std::move(*buffer);
   }

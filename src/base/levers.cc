@@ -278,11 +278,13 @@ Result<LeverValues> ReadLevers(std::span<const LeverId> wanted, const FlagTexts&
   if (Status s = ImplyBucketRounding(values); !s.ok()) return s;
   if (values.CudaIndex()) {
     if (!values.kv_granule.is_default()) {
-      return Error(Code::kUsage, "{} is for the host: the granule of {} is its driver's. Leave it out",
+      return Error(Code::kUsage,
+                   "{} is for the host: the granule of {} is its driver's. Leave it out",
                    values.kv_granule.source, values.device.value);
     }
     if (values.backend.value == "ort") {
-      return Error(Code::kUsage, "{} ort runs on the CPU, and {} asks for {}: leave one of them out",
+      return Error(Code::kUsage,
+                   "{} ort runs on the CPU, and {} asks for {}: leave one of them out",
                    values.backend.source, values.device.source, values.device.value);
     }
   }

@@ -206,8 +206,8 @@ Result<int> Bench(const Invocation& invocation) {
   if (what == "growth") return BenchGrowth(arguments, model.empty() ? kDefaultModel : model);
   if (what == "floor") return BenchFloor(arguments, model.empty() ? kFloorModel : model);
   if (what == "vmm") return BenchVmm(arguments);
-  return Error(Code::kUsage,
-               "bench what? Built so far: growth, floor and vmm; \"{}\" is not", what);
+  return Error(Code::kUsage, "bench what? Built so far: growth, floor and vmm; \"{}\" is not",
+               what);
 }
 
 Result<int> BenchGrowth(const Arguments& arguments, const std::string& model) {
@@ -230,8 +230,7 @@ Result<int> BenchGrowth(const Arguments& arguments, const std::string& model) {
   }
   // ONNX Runtime reads files only: a made-up model is written for its rows.
   const bool with_ort =
-      selection.cpu &&
-      engine::OrtLibrary::Open(engine::OrtPlaces::Usual(ProcessEnvironment)).ok();
+      selection.cpu && engine::OrtLibrary::Open(engine::OrtPlaces::Usual(ProcessEnvironment)).ok();
   selection.ort = with_ort;
   const auto cases = GrowthCases(selection);
   Json rows = Json::array();

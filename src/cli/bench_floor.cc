@@ -69,22 +69,21 @@ class Floor {
       auto now = DeviceUse(device_);
       if (!now.ok()) return now.status();
       const kv::Counters c = (*sequence)->counters();
-      rows.push_back(
-          {{"layout", kv::LayoutName(layout)},
-           {"device", device_.name()},
-           {"length", length},
-           {"committed_length", (*sequence)->committed_length()},
-           {"committed_bytes", c.committed_bytes},
-           {"unique_physical_bytes", c.unique_physical_bytes},
-           {"device_bytes", static_cast<int64_t>(*now) - static_cast<int64_t>(*start)},
-           {"live_bytes", length * (*sequence)->bytes_per_token()},
-           {"reserved_bytes", c.reserved_bytes},
-           {"growth_events", c.growth_events},
-           {"kv_bytes_moved", c.kv_bytes_moved},
-           {"captures", captures + c.captures},
-           {"replays", c.replays},
-           {"invalidations", c.invalidations},
-           {"base_unchanged", (*sequence)->base() == base}});
+      rows.push_back({{"layout", kv::LayoutName(layout)},
+                      {"device", device_.name()},
+                      {"length", length},
+                      {"committed_length", (*sequence)->committed_length()},
+                      {"committed_bytes", c.committed_bytes},
+                      {"unique_physical_bytes", c.unique_physical_bytes},
+                      {"device_bytes", static_cast<int64_t>(*now) - static_cast<int64_t>(*start)},
+                      {"live_bytes", length * (*sequence)->bytes_per_token()},
+                      {"reserved_bytes", c.reserved_bytes},
+                      {"growth_events", c.growth_events},
+                      {"kv_bytes_moved", c.kv_bytes_moved},
+                      {"captures", captures + c.captures},
+                      {"replays", c.replays},
+                      {"invalidations", c.invalidations},
+                      {"base_unchanged", (*sequence)->base() == base}});
     }
     return {};
   }
@@ -120,9 +119,12 @@ class Floor {
 
 std::string Table(const Json& rows) {
   std::ostringstream out;
-  out << "| layout | tokens | committed MiB | unique MiB | by the device MiB | live MiB | captures | "
+  out << "| layout | tokens | committed MiB | unique MiB | by the device MiB | live MiB | captures "
+         "| "
          "moved |\n|---|---|---|---|---|---|---|---|\n";
-  const auto mib = [](const Json& bytes) { return Format("{:.1f}", bytes.get<double>() / 1048576); };
+  const auto mib = [](const Json& bytes) {
+    return Format("{:.1f}", bytes.get<double>() / 1048576);
+  };
   for (const Json& row : rows) {
     out << "| " << row["layout"].get<std::string>() << " | " << row["length"] << " | "
         << mib(row["committed_bytes"]) << " | " << mib(row["unique_physical_bytes"]) << " | "
@@ -138,7 +140,8 @@ Result<int> BenchFloor(const Arguments& arguments, const std::string& model_path
   const auto levers = ReadLevers(kLevers, arguments.flags, ProcessEnvironment);
   if (!levers.ok()) return levers.status();
   const std::optional<int> gpu = levers->CudaIndex();
-  auto package = package::Open(model_path, gpu ? package::Weights::kOnDemand : package::Weights::kAll);
+  auto package =
+      package::Open(model_path, gpu ? package::Weights::kOnDemand : package::Weights::kAll);
   if (!package.ok()) return package.status();
   engine::DeviceOptions device_options;
   device_options.threads = levers->threads.value;

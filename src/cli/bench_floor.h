@@ -1,5 +1,5 @@
-// `granule bench floor`: what the KV of one sequence holds at growing lengths, by layout, counted by
-// the ledger and by the device.
+// `granule bench floor`: what the KV of one sequence holds at growing lengths, by layout, counted
+// by the ledger and by the device.
 #pragma once
 
 #include "base/status.h"

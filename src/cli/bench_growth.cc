@@ -34,8 +34,8 @@ struct Finished {
 
 Result<Finished> Run(const std::string& model_path, const GrowthCase& row) {
   const std::optional<int> gpu = CudaIndexOf(row.device);
-  auto package = package::Open(model_path,
-                               gpu ? package::Weights::kOnDemand : package::Weights::kAll);
+  auto package =
+      package::Open(model_path, gpu ? package::Weights::kOnDemand : package::Weights::kAll);
   if (!package.ok()) return package.status();
   engine::DeviceOptions device_options;
   device_options.granule_bytes = kGranuleBytes;
@@ -70,9 +70,12 @@ Result<Finished> Run(const std::string& model_path, const GrowthCase& row) {
 }
 
 Json RowJson(const GrowthCase& row) {
-  return {{"layout", kv::LayoutName(row.layout)},       {"growth", kv::GrowthName(row.growth)},
-          {"rounding", kv::RoundingName(row.rounding)}, {"capture", row.capture ? "on" : "off"},
-          {"arm", row.forced ? "forced" : "control"},   {"backend", BackendName(row.backend)},
+  return {{"layout", kv::LayoutName(row.layout)},
+          {"growth", kv::GrowthName(row.growth)},
+          {"rounding", kv::RoundingName(row.rounding)},
+          {"capture", row.capture ? "on" : "off"},
+          {"arm", row.forced ? "forced" : "control"},
+          {"backend", BackendName(row.backend)},
           {"device", row.device}};
 }
 
@@ -90,8 +93,7 @@ std::vector<GrowthCase> GrowthCases(const GrowthSelection& selection) {
   const auto add = [&](BackendKind backend, const std::string& device,
                        const kv::LayoutChoice& layout, GrowthKind growth, bool capture) {
     for (const bool forced : {true, false}) {
-      cases.push_back(
-          {backend, layout, growth, kv::Rounding::kBucket, forced, capture, device});
+      cases.push_back({backend, layout, growth, kv::Rounding::kBucket, forced, capture, device});
     }
   };
   const auto add_device = [&](const std::string& device, bool capture) {
@@ -123,9 +125,9 @@ std::vector<GrowthCase> GrowthCases(const GrowthSelection& selection) {
 
 std::string CaseText(const GrowthCase& row) {
   return Format("{},{},{},{},{},{},{}", BackendName(row.backend), row.device,
-                kv::LayoutName(row.layout),
-                kv::GrowthName(row.growth), kv::RoundingName(row.rounding),
-                row.forced ? "forced" : "control", row.capture ? "on" : "off");
+                kv::LayoutName(row.layout), kv::GrowthName(row.growth),
+                kv::RoundingName(row.rounding), row.forced ? "forced" : "control",
+                row.capture ? "on" : "off");
 }
 
 Result<GrowthCase> ParseCase(const std::string& text) {

@@ -18,8 +18,8 @@ struct GrowthCase {
   kv::LayoutChoice layout;
   kv::GrowthKind growth = kv::GrowthKind::kCommit;
   kv::Rounding rounding = kv::Rounding::kBucket;
-  bool forced = true;    // floor 8: three growths; otherwise the control, floor 64: none
-  bool capture = false;  // needs a GPU
+  bool forced = true;          // floor 8: three growths; otherwise the control, floor 64: none
+  bool capture = false;        // needs a GPU
   std::string device = "cpu";  // or "cuda:0"
 };
 

@@ -55,20 +55,20 @@ Json ExamineGpu(const std::shared_ptr<const cuda::Driver>& driver, int index, Cu
     json["virtual_memory"] = {{"error", probe.status().message()}};
     return json;
   }
-  json["virtual_memory"] = {
-      {"granule_bytes", probe->granule_bytes},
-      {"smallest_granule_bytes", probe->smallest_granule_bytes},
-      {"largest_reservation_bytes", probe->largest_reservation_bytes},
-      {"aliases", memory::SeenText(probe->aliases)},
-      {"read_only_refuses", memory::SeenText(probe->read_only_refuses)},
-      {"maps_beside_work", memory::SeenText(probe->maps_beside_work)},
-      {"note", probe->note}};
-  line(Format("granule {}, {} of addresses granted; one memory at two addresses: {}; read-only "
-              "maps refuse a write: {}; mapping beside running work was seen safe: {}{}",
-              FormatBytes(probe->granule_bytes), FormatBytes(probe->largest_reservation_bytes),
-              memory::SeenText(probe->aliases), memory::SeenText(probe->read_only_refuses),
-              memory::SeenText(probe->maps_beside_work),
-              probe->note.empty() ? "" : " (" + probe->note + ")"));
+  json["virtual_memory"] = {{"granule_bytes", probe->granule_bytes},
+                            {"smallest_granule_bytes", probe->smallest_granule_bytes},
+                            {"largest_reservation_bytes", probe->largest_reservation_bytes},
+                            {"aliases", memory::SeenText(probe->aliases)},
+                            {"read_only_refuses", memory::SeenText(probe->read_only_refuses)},
+                            {"maps_beside_work", memory::SeenText(probe->maps_beside_work)},
+                            {"note", probe->note}};
+  line(
+      Format("granule {}, {} of addresses granted; one memory at two addresses: {}; read-only "
+             "maps refuse a write: {}; mapping beside running work was seen safe: {}{}",
+             FormatBytes(probe->granule_bytes), FormatBytes(probe->largest_reservation_bytes),
+             memory::SeenText(probe->aliases), memory::SeenText(probe->read_only_refuses),
+             memory::SeenText(probe->maps_beside_work),
+             probe->note.empty() ? "" : " (" + probe->note + ")"));
   return json;
 }
 
@@ -85,11 +85,11 @@ CudaReport ExamineCuda() {
     report.lines.push_back("no kernels in this build: nvcc was not found when it was configured");
     return report;
   }
-  report.lines.push_back(
-      Format("kernels: {} in this program, for compute capability 8.0 and newer, need a driver that "
-             "serves CUDA {} (580)",
-             FormatBytes(kernels::CudaKernels::ImageBytes()),
-             cuda::DriverVersionText(cuda::kOldestDriver)));
+  report.lines.push_back(Format(
+      "kernels: {} in this program, for compute capability 8.0 and newer, need a driver that "
+      "serves CUDA {} (580)",
+      FormatBytes(kernels::CudaKernels::ImageBytes()),
+      cuda::DriverVersionText(cuda::kOldestDriver)));
   auto driver = cuda::OpenDriver();
   if (!driver.ok()) {
     report.lines.push_back(driver.status().message());

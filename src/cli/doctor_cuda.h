@@ -10,9 +10,9 @@
 namespace granule::cli {
 
 struct CudaReport {
-  std::string json;                 // "null" where there is no GPU to use
-  std::vector<std::string> lines;   // for people
-  std::vector<Ceiling> ceilings;    // of each GPU: its name, 0 threads
+  std::string json;                // "null" where there is no GPU to use
+  std::vector<std::string> lines;  // for people
+  std::vector<Ceiling> ceilings;   // of each GPU: its name, 0 threads
 };
 
 // Never fails: what does not work is in the report.

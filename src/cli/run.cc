@@ -95,8 +95,8 @@ engine::KvOptions KvOptionsOf(const RunOptions& options) {
 
 Status OpenSession(const RunOptions& options, Session& session) {
   const std::optional<int> gpu = options.levers.CudaIndex();
-  Result<package::Package> package = package::Open(
-      options.model, gpu ? package::Weights::kOnDemand : package::Weights::kAll);
+  Result<package::Package> package =
+      package::Open(options.model, gpu ? package::Weights::kOnDemand : package::Weights::kAll);
   if (!package.ok()) return package.status();
   for (const std::string& warning : package->warnings) Warn("run", warning);
   if (Status s = ReadPrompt(options, *package, session); !s.ok()) return s;

@@ -24,7 +24,7 @@ struct RunReport {
   std::string threads_reason;
   Isa isa = Isa::kPortable;
   double load_ms = 0;
-  uint64_t device_bytes = 0;  // of a GPU's memory that this process holds
+  uint64_t device_bytes = 0;             // of a GPU's memory that this process holds
   std::optional<double> first_token_ms;  // from the start of the process; none: no token came
   std::optional<Ceiling> ceiling;  // of this CPU, thread count and level, where doctor measured it
   const engine::Engine* engine = nullptr;

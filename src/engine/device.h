@@ -49,9 +49,7 @@ class DeviceContext {
   const kernels::Context& kernels() const { return kernels_; }
   ThreadPool& pool() { return pool_; }
   memory::Vmm& vmm() { return *vmm_; }
-  kv::Store store() {
-    return {vmm_.get(), &space_, &handles_, &table_, &parking_, buffers_.get()};
-  }
+  kv::Store store() { return {vmm_.get(), &space_, &handles_, &table_, &parking_, buffers_.get()}; }
 
  private:
   DeviceContext(const DeviceOptions& options, std::unique_ptr<memory::Vmm> vmm,

@@ -111,13 +111,13 @@ Status Engine::CollectRows(std::span<const StepItem> items) {
   return {};
 }
 
-// Decode steps run eagerly or through a captured graph: as the state machine of the sequence says, or
-// for a batch that of its size class. All other steps run eagerly.
+// Decode steps run eagerly or through a captured graph: as the state machine of the sequence says,
+// or for a batch that of its size class. All other steps run eagerly.
 Result<const float*> Engine::RunRows(std::span<const StepItem> items) {
   const StepBatch batch{rows_->sequences, rows_->token_ids, rows_->positions, rows_->places,
                         rows_->wanted,    rows_->sampling,  rows_->sampled};
-  const bool decode = rows_->token_ids.size() == items.size() &&
-                      rows_->wanted.size() == rows_->token_ids.size();
+  const bool decode =
+      rows_->token_ids.size() == items.size() && rows_->wanted.size() == rows_->token_ids.size();
   if (!decode) {
     auto logits = backend_->Run(batch);
     if (!logits.ok()) return logits;
@@ -130,13 +130,12 @@ Result<const float*> Engine::RunRows(std::span<const StepItem> items) {
   const auto sequences = static_cast<int64_t>(items.size());
   const bool may_capture = capture_.enabled && backend_->GraphClass(sequences) != 0;
   if (items.size() > 1 && !may_capture) return backend_->Run(batch);
-  kv::GraphCapture& capture =
-      items.size() == 1
-          ? items[0].sequence->capture()
-          : class_captures_
-                .try_emplace(backend_->GraphClass(sequences), kv::CapturePolicy::kDefault,
-                             capture_.enabled)
-                .first->second;
+  kv::GraphCapture& capture = items.size() == 1
+                                  ? items[0].sequence->capture()
+                                  : class_captures_
+                                        .try_emplace(backend_->GraphClass(sequences),
+                                                     kv::CapturePolicy::kDefault, capture_.enabled)
+                                        .first->second;
   if (backend_->HasGraph(sequences)) capture.Adopt();
   for (kv::StepAction action = capture.Next(1);;) {
     GraphRun run;
@@ -184,8 +183,7 @@ Result<StepOutput> Engine::Step(std::span<const StepItem> items) {
   rows_->sampled.clear();
   auto logits = RunStep(items);
   if (!logits.ok()) return logits.status();
-  return StepOutput{*logits, static_cast<int64_t>(rows_->wanted.size()),
-                    model_.info().vocab_size};
+  return StepOutput{*logits, static_cast<int64_t>(rows_->wanted.size()), model_.info().vocab_size};
 }
 
 bool Engine::SamplesOnDevice() const { return backend_->SamplesOnDevice(); }

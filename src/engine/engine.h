@@ -25,7 +25,7 @@ using TokenId = int32_t;
 class Backend;       // backend.h
 struct Plan;         // native/plan.h
 struct CudaWeights;  // cuda/cuda_weights.h
-struct OrtModel;  // ort/ort_model.h
+struct OrtModel;     // ort/ort_model.h
 
 // What runs the graph: granule's own kernels, or ONNX Runtime opened at run time.
 enum class BackendKind { kNative, kOrt };
@@ -50,8 +50,8 @@ class Model {
   // source's pages. What has no native operator is refused: all such nodes with node name,
   // operator, domain and count. kOrt: ONNX Runtime loads the file; kUnavailable where the library
   // is missing or too old.
-  // On a GPU the weights are uploaded: kExhausted with the bill where they do not fit. `progress` is
-  // called with bytes loaded and in all where that takes long; may be empty.
+  // On a GPU the weights are uploaded: kExhausted with the bill where they do not fit. `progress`
+  // is called with bytes loaded and in all where that takes long; may be empty.
   static Result<std::unique_ptr<Model>> Load(
       DeviceContext& device, package::Package package, BackendKind backend = BackendKind::kNative,
       const std::function<void(uint64_t, uint64_t)>& progress = {});
@@ -145,9 +145,10 @@ class Engine {
   //   kExhausted         the system refused memory
   Result<StepOutput> Step(std::span<const StepItem> items);
 
-  // The same, but the tokens after the wanted rows are picked where the logits are, which stay there:
-  // one id per wanted row, valid until the next step. Greedy picks are the host's; draws agree with
-  // it but for limits that fall on a rounding. kUsage where the backend cannot (SamplesOnDevice).
+  // The same, but the tokens after the wanted rows are picked where the logits are, which stay
+  // there: one id per wanted row, valid until the next step. Greedy picks are the host's; draws
+  // agree with it but for limits that fall on a rounding. kUsage where the backend cannot
+  // (SamplesOnDevice).
   Result<std::span<const TokenId>> StepAndSample(std::span<const StepItem> items,
                                                  std::span<const RowSampling> sampling);
   bool SamplesOnDevice() const;

@@ -1,6 +1,5 @@
-#include "engine/engine.h"
-
 #include "engine/cuda/cuda_weights.h"
+#include "engine/engine.h"
 #include "engine/native/build_plan.h"
 #include "engine/ort/ort_model.h"
 #include "kernels/cuda/cuda_attention.h"
@@ -107,7 +106,8 @@ Result<std::unique_ptr<Model>> Model::Load(
     status = Error(Code::kInternal,
                    "{} was opened without its weights, which only a GPU makes by itself", p.name);
   } else {
-    status = backend == BackendKind::kOrt ? model->LoadOrt(device) : model->MakePlan(&device.kernels());
+    status =
+        backend == BackendKind::kOrt ? model->LoadOrt(device) : model->MakePlan(&device.kernels());
   }
   if (!status.ok()) return status;
   return model;

@@ -208,7 +208,8 @@ TEST_F(RealModelCuda, LogitsOf64PositionsAgreeWithTheCpu) {
 TEST_F(RealModelCuda, LogitsAgreeWithOnnxRuntimes) {
   const char* folder = std::getenv("GRANULE_REFERENCE_LOGITS");
   if (folder == nullptr || *folder == '\0')
-    GTEST_SKIP() << "GRANULE_REFERENCE_LOGITS names no folder (scripts/reference_logits.py makes it)";
+    GTEST_SKIP()
+        << "GRANULE_REFERENCE_LOGITS names no folder (scripts/reference_logits.py makes it)";
   int found = 0;
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
     if (entry.path().extension() != ".json") continue;
@@ -227,8 +228,8 @@ TEST_F(RealModelCuda, LogitsAgreeWithOnnxRuntimes) {
     const auto vocab = static_cast<size_t>(gpu.model->info().vocab_size);
     ExpectAgreement(model + " against ONNX Runtime, one by one", expected, gpu.Logits(ids, true),
                     vocab, 0.99);
-    ExpectAgreement(model + " against ONNX Runtime, in one step", expected,
-                    gpu.Logits(ids, false), vocab, 0.99);
+    ExpectAgreement(model + " against ONNX Runtime, in one step", expected, gpu.Logits(ids, false),
+                    vocab, 0.99);
     ++found;
   }
   EXPECT_GT(found, 0) << folder;

@@ -183,10 +183,11 @@ class Generation {
   uint64_t budget_ = 0;
   bool cancelled_ = false;
   engine::StepOutput output_;
-  // Greedy picks are the same wherever they are made; draws stay on the host, where a seed gives the
-  // same text on every machine.
-  const bool picks_on_device_ = engine_.SamplesOnDevice() && request_.sampling.temperature == 0.0f &&
-                                !request_.hash_logits && !request_.on_logits;
+  // Greedy picks are the same wherever they are made; draws stay on the host, where a seed gives
+  // the same text on every machine.
+  const bool picks_on_device_ = engine_.SamplesOnDevice() &&
+                                request_.sampling.temperature == 0.0f && !request_.hash_logits &&
+                                !request_.on_logits;
   TokenId picked_ = 0;
   Outcome outcome_;
 };

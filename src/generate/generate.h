@@ -26,8 +26,8 @@ struct Request {
   int64_t prefill_chunk = 512;  // rows per step while reading the prompt (-ub)
   const std::atomic<bool>* cancel =
       nullptr;  // set from a signal handler or another thread; read between steps
-  // Whether Outcome::logits_hash is wanted. Without it, and without on_logits, a device that can picks
-  // greedy tokens itself and the logits stay there.
+  // Whether Outcome::logits_hash is wanted. Without it, and without on_logits, a device that can
+  // picks greedy tokens itself and the logits stay there.
   bool hash_logits = true;
   // Called with each new token in order, before the next step. May be empty.
   std::function<void(TokenId)> on_token;

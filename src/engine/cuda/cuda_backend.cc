@@ -56,8 +56,7 @@ struct StepMemory {
   // Rows, then the list of single rows, the wanted rows and the tiles.
   static uint64_t InputBytes(int64_t rows, int64_t wanted) {
     const auto r = static_cast<uint64_t>(rows);
-    return RoundUp(r * sizeof(CudaRow), uint64_t{16}) +
-           RoundUp(r * sizeof(int32_t), uint64_t{16}) +
+    return RoundUp(r * sizeof(CudaRow), uint64_t{16}) + RoundUp(r * sizeof(int32_t), uint64_t{16}) +
            RoundUp(static_cast<uint64_t>(wanted) * sizeof(int32_t), uint64_t{16}) +
            r * sizeof(AttentionTile);
   }
@@ -129,18 +128,19 @@ class CudaBackend final : public Backend {
   Result<GraphRun> RunGraph(const StepBatch& batch, kv::StepAction action) override {
     const auto rows = static_cast<int64_t>(batch.token_ids.size());
     const int64_t size = GraphClass(rows);
-    if (batch.sequences.size() != batch.token_ids.size() || batch.wanted.size() != batch.token_ids.size() ||
-        size == 0) {
-      return GraphRun{nullptr, kv::StepResult::kDeclined,
-                      Format("predicate `decode step` declined capture: {} rows of {} sequences, {} "
-                             "wanted, expected one wanted row for each of up to {} sequences",
-                             rows, batch.sequences.size(), batch.wanted.size(),
-                             kGraphClasses[std::size(kGraphClasses) - 1])};
+    if (batch.sequences.size() != batch.token_ids.size() ||
+        batch.wanted.size() != batch.token_ids.size() || size == 0) {
+      return GraphRun{
+          nullptr, kv::StepResult::kDeclined,
+          Format("predicate `decode step` declined capture: {} rows of {} sequences, {} "
+                 "wanted, expected one wanted row for each of up to {} sequences",
+                 rows, batch.sequences.size(), batch.wanted.size(),
+                 kGraphClasses[std::size(kGraphClasses) - 1])};
     }
     if (action == kv::StepAction::kReplay && !HasGraph(rows)) {
-      return GraphRun{nullptr, kv::StepResult::kGraphInvalid,
-                      Format("predicate `graph` ended the replay: there is none for {} sequences",
-                             size)};
+      return GraphRun{
+          nullptr, kv::StepResult::kGraphInvalid,
+          Format("predicate `graph` ended the replay: there is none for {} sequences", size)};
     }
     Graph& graph = graphs_[size];
     if (action == kv::StepAction::kCapture) {
@@ -198,8 +198,8 @@ class CudaBackend final : public Backend {
     return run;
   }
 
-  // Records a decode step of `size` rows over memory of its own. Nothing of any sequence is baked in:
-  // tokens, slots and places are read from device memory.
+  // Records a decode step of `size` rows over memory of its own. Nothing of any sequence is baked
+  // in: tokens, slots and places are read from device memory.
   Status Capture(Graph& graph, int64_t size) {
     Drop(graph);
     if (Status s = graph.memory.Reserve(device(), plan_, size, size, size); !s.ok()) return s;
@@ -263,10 +263,9 @@ class CudaBackend final : public Backend {
       rows = reinterpret_cast<CudaRow*>(inputs_host_.data());
     }
     for (size_t i = 0; i < static_cast<size_t>(run.rows); ++i) {
-      rows[i] = i < batch.token_ids.size()
-                    ? CudaRow{static_cast<int32_t>(batch.token_ids[i]), batch.places[i].sequence,
-                              batch.places[i].slot}
-                    : CudaRow{0, -1, 0};
+      rows[i] = i < batch.token_ids.size() ? CudaRow{static_cast<int32_t>(batch.token_ids[i]),
+                                                     batch.places[i].sequence, batch.places[i].slot}
+                                           : CudaRow{0, -1, 0};
     }
     return device().UploadAsync(reinterpret_cast<cuda::DevicePtr>(run.row_data), rows,
                                 static_cast<size_t>(run.rows) * sizeof(CudaRow));
@@ -297,8 +296,7 @@ class CudaBackend final : public Backend {
                    batch.places[i].slot};
       }
       if (end - first < static_cast<size_t>(kTileFromRows)) {
-        for (size_t i = first; i < end; ++i)
-          singles[run.single_count++] = static_cast<int32_t>(i);
+        for (size_t i = first; i < end; ++i) singles[run.single_count++] = static_cast<int32_t>(i);
       } else {
         for (size_t i = first; i < end; i += kernels::kTileRows) {
           const size_t n = std::min<size_t>(kernels::kTileRows, end - i);
@@ -315,8 +313,7 @@ class CudaBackend final : public Backend {
     run.tiles = reinterpret_cast<const AttentionTile*>(device_inputs + tiles_at);
     if (batch.wanted.size() != count)
       run.wanted = reinterpret_cast<const int32_t*>(device_inputs + wanted_at);
-    const uint64_t bytes =
-        tiles_at + static_cast<uint64_t>(run.tile_count) * sizeof(AttentionTile);
+    const uint64_t bytes = tiles_at + static_cast<uint64_t>(run.tile_count) * sizeof(AttentionTile);
     return device().UploadAsync(device_inputs, host, bytes);
   }
 
@@ -411,9 +408,9 @@ class CudaBackend final : public Backend {
 
   Gpu& gpu_;
   const Plan& plan_;
-  std::vector<DType> kv_types_;  // of each layer
+  std::vector<DType> kv_types_;                      // of each layer
   int64_t prepared_rows_ = 0, prepared_wanted_ = 0;  // of the last Prepare
-  StepMemory memory_;            // of eager steps: sized by the largest so far
+  StepMemory memory_;                                // of eager steps: sized by the largest so far
   std::map<int64_t, Graph> graphs_;
   cuda::Buffer views_;
   cuda::PinnedBuffer views_host_;

@@ -23,15 +23,49 @@ using Rows = std::vector<std::vector<float>>;
 
 std::vector<TinyShape> CudaShapes() {
   return {
-      {.name = "int4", .layers = 3, .heads = 6, .kv_heads = 2, .head_dim = 64, .hidden = 160,
-       .ffn = 224, .vocab = 1003, .context = 4096},
-      {.name = "float_zeros", .layers = 2, .heads = 3, .kv_heads = 3, .head_dim = 80, .hidden = 96,
-       .ffn = 144, .vocab = 517, .context = 4096, .float_zero_points = true, .kv = DType::kF16},
-      {.name = "int8_packed_qkv", .layers = 2, .heads = 8, .kv_heads = 1, .head_dim = 96,
-       .hidden = 128, .ffn = 160, .vocab = 257, .context = 4096, .bits = 8, .packed_qkv = true,
+      {.name = "int4",
+       .layers = 3,
+       .heads = 6,
+       .kv_heads = 2,
+       .head_dim = 64,
+       .hidden = 160,
+       .ffn = 224,
+       .vocab = 1003,
+       .context = 4096},
+      {.name = "float_zeros",
+       .layers = 2,
+       .heads = 3,
+       .kv_heads = 3,
+       .head_dim = 80,
+       .hidden = 96,
+       .ffn = 144,
+       .vocab = 517,
+       .context = 4096,
+       .float_zero_points = true,
        .kv = DType::kF16},
-      {.name = "dense", .layers = 2, .heads = 4, .kv_heads = 4, .head_dim = 128, .hidden = 72,
-       .ffn = 100, .vocab = 333, .context = 4096, .bits = 32, .position_table = true},
+      {.name = "int8_packed_qkv",
+       .layers = 2,
+       .heads = 8,
+       .kv_heads = 1,
+       .head_dim = 96,
+       .hidden = 128,
+       .ffn = 160,
+       .vocab = 257,
+       .context = 4096,
+       .bits = 8,
+       .packed_qkv = true,
+       .kv = DType::kF16},
+      {.name = "dense",
+       .layers = 2,
+       .heads = 4,
+       .kv_heads = 4,
+       .head_dim = 128,
+       .hidden = 72,
+       .ffn = 100,
+       .vocab = 333,
+       .context = 4096,
+       .bits = 32,
+       .position_table = true},
   };
 }
 
@@ -94,7 +128,7 @@ class CudaEngine : public cuda::GpuTest, public testing::WithParamInterface<Tiny
 
 // Logits of all tokens: the first `prefill` in one step, the others one by one.
 Rows RunAll(Engine& engine, kv::Sequence& sequence, const std::vector<TokenId>& tokens,
-         size_t prefill) {
+            size_t prefill) {
   Rows rows;
   for (size_t at = 0; at < tokens.size();) {
     const size_t count = at == 0 ? prefill : 1;
@@ -156,11 +190,11 @@ TEST_P(CudaEngine, LogitsAgreeWithTheCpu) {
     auto b = *gpu.engine->NewSequence();
     const Agreement agreement =
         Compare(RunAll(*cpu.engine, *a, part, prefill), RunAll(*gpu.engine, *b, part, prefill));
-    std::printf("%s, %zu rows at once: max difference %.2g, top-1 %lld of %lld, sure %lld of %lld\n",
-                GetParam().name.c_str(), prefill, agreement.max_difference,
-                static_cast<long long>(agreement.agree), static_cast<long long>(agreement.rows),
-                static_cast<long long>(agreement.sure_agree),
-                static_cast<long long>(agreement.sure));
+    std::printf(
+        "%s, %zu rows at once: max difference %.2g, top-1 %lld of %lld, sure %lld of %lld\n",
+        GetParam().name.c_str(), prefill, agreement.max_difference,
+        static_cast<long long>(agreement.agree), static_cast<long long>(agreement.rows),
+        static_cast<long long>(agreement.sure_agree), static_cast<long long>(agreement.sure));
     EXPECT_EQ(agreement.sure_agree, agreement.sure);
     // Small steps multiply in fp32; larger ones round activations to fp16 for the tensor cores.
     EXPECT_LT(agreement.max_difference, prefill <= 8 ? 4e-3 : 5e-2);
@@ -188,9 +222,9 @@ TEST_P(CudaEngine, SameBitsOverLayoutsGrowthAndCapture) {
         auto s = *gpu.engine->NewSequence();
         const Rows rows = RunAll(*gpu.engine, *s, tokens, 6);
         if (baseline.empty()) baseline = rows;
-        EXPECT_TRUE(SameBits(rows, baseline)) << kv::LayoutName(layout) << " "
-                                              << kv::GrowthName(growth) << " capture "
-                                              << (capture == kv::CaptureMode::kOn);
+        EXPECT_TRUE(SameBits(rows, baseline))
+            << kv::LayoutName(layout) << " " << kv::GrowthName(growth) << " capture "
+            << (capture == kv::CaptureMode::kOn);
         const kv::Counters c = s->counters();
         EXPECT_EQ(c.growth_events, 6u);  // 4, 8, .. 256
         if (capture == kv::CaptureMode::kOn) {
@@ -264,8 +298,8 @@ TEST_P(CudaEngine, APromptInChunksWithFewWantedRows) {
   const Rows expected = RunAll(*gpu.engine, *whole, tokens, tokens.size());
   auto s = *gpu.engine->NewSequence();
   for (size_t at = 0; at < tokens.size(); at += 100) {
-    const std::vector<int32_t> wanted = at == 0 ? std::vector<int32_t>{}
-                                                : std::vector<int32_t>{7, 50, 99};
+    const std::vector<int32_t> wanted =
+        at == 0 ? std::vector<int32_t>{} : std::vector<int32_t>{7, 50, 99};
     const StepItem item{s.get(), std::span(tokens).subspan(at, 100), wanted};
     auto output = gpu.engine->Step({&item, 1});
     ASSERT_TRUE(output.ok()) << output.status().message();
@@ -331,8 +365,8 @@ TEST_P(CudaEngine, ALostDeviceEndsItsSequencesAndTheModelLoadsAgain) {
     before = RunAll(*gpu.engine, *a, tokens, 6);
     RunAll(*gpu.engine, *b, tokens, 6);
     cuda::Device& device = *gpu.device->gpu()->device;
-    // A kernel that writes where nothing is: the driver reports it at the next wait, and the context
-    // is gone.
+    // A kernel that writes where nothing is: the driver reports it at the next wait, and the
+    // context is gone.
     device.MakeCurrent();
     auto reserved = gpu.device->vmm().Reserve(gpu.device->vmm().capabilities().granule_bytes);
     ASSERT_TRUE(reserved.ok());
@@ -351,8 +385,8 @@ TEST_P(CudaEngine, ALostDeviceEndsItsSequencesAndTheModelLoadsAgain) {
       EXPECT_EQ(s->live_length(), tokens.size());
     }
   }
-  // CUDA says that a process may have to end after such a fault; where the driver lets it go on, the
-  // model is there again.
+  // CUDA says that a process may have to end after such a fault; where the driver lets it go on,
+  // the model is there again.
   auto device = DeviceContext::CreateCuda({}, 0);
   if (!device.ok()) {
     EXPECT_EQ(device.status().code(), Code::kDeviceLost) << device.status().message();

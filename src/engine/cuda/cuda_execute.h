@@ -21,8 +21,8 @@ struct CudaExecution {
   kernels::Launcher* launcher = nullptr;
   const kernels::CublasLt* blas = nullptr;  // null: our own kernels
   int64_t rows = 0;
-  const kernels::CudaRow* row_data = nullptr;   // [rows]
-  const int32_t* single_rows = nullptr;         // as in CudaAttentionArgs
+  const kernels::CudaRow* row_data = nullptr;  // [rows]
+  const int32_t* single_rows = nullptr;        // as in CudaAttentionArgs
   int64_t single_count = 0;
   const kernels::AttentionTile* tiles = nullptr;
   int64_t tile_count = 0;

@@ -63,7 +63,7 @@ using WeightSource = std::variant<kernels::QuantizedWeights, kernels::DenseWeigh
 struct MatMulStep {
   struct Output {
     WeightSource source;
-    std::shared_ptr<const kernels::PackedMatrix> weights;      // for the CPU
+    std::shared_ptr<const kernels::PackedMatrix> weights;     // for the CPU
     std::shared_ptr<const kernels::CudaMatrix> cuda_weights;  // or for a GPU
     const float* bias = nullptr;
     BufferId y = kNoBuffer;

@@ -47,7 +47,7 @@ struct CublasLt::Api {
     bool bf16;
     int64_t m, n, k, ldx, ldw, ldy;
     uint32_t x_alignment, w_alignment, y_alignment;
-    auto operator<=>(const Key&) const = default;
+    auto operator<=>(const Key&) const = default;  // NOLINT(modernize-use-nullptr)
   };
   // What one shape needs, made once.
   struct Plan {

@@ -62,9 +62,11 @@ inline constexpr int kPreferAlignmentA = 5, kPreferAlignmentB = 6, kPreferAlignm
      void* workspace, size_t workspace_bytes, cuda::StreamHandle stream))
 
 struct Entries {
+// NOLINTBEGIN(bugprone-macro-parentheses): names and parameter lists, not expressions.
 #define GRANULE_CUBLASLT_ENTRY(name, symbol, result, parameters) result(*name) parameters = nullptr;
   GRANULE_CUBLASLT_ENTRIES(GRANULE_CUBLASLT_ENTRY)
 #undef GRANULE_CUBLASLT_ENTRY
+  // NOLINTEND(bugprone-macro-parentheses)
 };
 
 }  // namespace granule::kernels::lt

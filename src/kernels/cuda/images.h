@@ -1,5 +1,5 @@
-// The compiled kernels that the build put into this program: one compressed fat binary per .cu file.
-// Empty in a build without nvcc. The definition is generated (cmake/cuda.cmake).
+// The compiled kernels that the build put into this program: one compressed fat binary per .cu
+// file. Empty in a build without nvcc. The definition is generated (cmake/cuda.cmake).
 #pragma once
 
 #include <cstddef>

@@ -56,9 +56,9 @@ Result<cuda::FunctionHandle> CudaKernels::Find(std::string_view name, int shared
     return Error(Code::kInternal, "no kernel {} in the images of this build", name);
   // Without asking, a block gets 48 KiB less what the kernel itself declares.
   if (shared_bytes > function.shared_bytes) {
-    if (Status s = device_.Check(driver.FuncSetAttribute(function.handle,
-                                                         cuda::kMaxDynamicSharedBytes, shared_bytes),
-                                 "asking for shared memory");
+    if (Status s = device_.Check(
+            driver.FuncSetAttribute(function.handle, cuda::kMaxDynamicSharedBytes, shared_bytes),
+            "asking for shared memory");
         !s.ok()) {
       return s;
     }

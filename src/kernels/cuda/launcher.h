@@ -5,9 +5,10 @@
 // order on the device's stream. The first failure sticks in the launcher and is read once per step
 // with status(); after it every launch does nothing.
 //
-// Determinism, the contract of this folder: a result does not depend on the KV layout, the capacity,
-// the kind of growth, nor on being launched or replayed. Split work is cut by lengths alone and merged
-// in ascending order; there are no atomic sums. (Other row counts may round differently.)
+// Determinism, the contract of this folder: a result does not depend on the KV layout, the
+// capacity, the kind of growth, nor on being launched or replayed. Split work is cut by lengths
+// alone and merged in ascending order; there are no atomic sums. (Other row counts may round
+// differently.)
 #pragma once
 
 #include <cstdint>
