@@ -99,7 +99,7 @@ Status Device::Check(DriverResult result, const char* what) {
   if (LosesDevice(result)) {
     lost_ = Error(Code::kDeviceLost,
                   "{} is lost: {} failed with {}. Every sequence on it has ended; load the model "
-                  "again",
+                  "again, or start the program again where the driver keeps this process out",
                   where(), what, driver_->Describe(result));
     return lost_;
   }
