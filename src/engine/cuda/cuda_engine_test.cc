@@ -66,6 +66,16 @@ std::vector<TinyShape> CudaShapes() {
        .context = 4096,
        .bits = 32,
        .position_table = true},
+      // Nothing bounds its length: the reservation alone does.
+      {.name = "no_context",
+       .layers = 2,
+       .heads = 4,
+       .kv_heads = 2,
+       .head_dim = 64,
+       .hidden = 64,
+       .ffn = 96,
+       .vocab = 257,
+       .state_context = false},
   };
 }
 
@@ -356,8 +366,8 @@ TEST_P(CudaEngine, WeightsThatDoNotFitGiveABillAndLeaveNothing) {
   EXPECT_TRUE(Model::Load(**device, std::move(*again)).ok());
 }
 
-// What a process sees of a kernel that writes where nothing is. Returns 0, or the number of what was
-// not as it should be.
+// What a process sees of a kernel that writes where nothing is. Returns 0, or the number of what
+// was not as it should be.
 int LoseTheDevice(const std::filesystem::path& folder, const std::vector<TokenId>& tokens) {
   {
     Loaded gpu(folder, {});
@@ -399,6 +409,32 @@ TEST_P(CudaEngine, ALostDeviceEndsItsSequencesWithOneTypedError) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto tokens = Prompt(20);
   EXPECT_EXIT(_exit(LoseTheDevice(folder_, tokens)), testing::ExitedWithCode(0), "");
+}
+
+// A kernel that writes where a fork shows its parent's tokens.
+int WriteIntoASharedPrefix(const std::filesystem::path& folder,
+                           const std::vector<TokenId>& tokens) {
+  Loaded gpu(folder, {});
+  auto parent = *gpu.engine->NewSequence();
+  for (size_t at = 0; at < tokens.size(); at += 700) {
+    const auto part = std::span(tokens).subspan(at, std::min<size_t>(700, tokens.size() - at));
+    const StepItem item{parent.get(), part, {}};
+    if (!gpu.engine->Step({&item, 1}).ok()) return 1;
+  }
+  auto child = parent->Fork();
+  if (!child.ok()) return 2;
+  if ((*child)->counters().shared_bytes == 0) return 3;
+  auto* shared = reinterpret_cast<float*>((*child)->base());
+  kernels::SiluMul(*gpu.device->gpu()->launcher, shared, shared, 64, shared);
+  const Status status = gpu.device->gpu()->device->Synchronize();
+  std::fprintf(stderr, "a kernel's write into a shared prefix: %s\n", status.message().c_str());
+  return status.code() == Code::kDeviceLost ? 0 : 4;
+}
+
+TEST_P(CudaEngine, AStrayWriteIntoASharedPrefixIsRefusedByTheMap) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto tokens = Prompt(3000);
+  EXPECT_EXIT(_exit(WriteIntoASharedPrefix(folder_, tokens)), testing::ExitedWithCode(0), "");
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, CudaEngine, testing::ValuesIn(CudaShapes()),
