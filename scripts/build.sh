@@ -17,6 +17,7 @@ if [[ ! -e $dir/build.ninja ]]; then
     echo "build: cmake could not configure $dir ($log has all of it)." >&2
     exit 1
   fi
+  sed -n 's/^-- \(CUDA kernels: .*\)/build: \1/p' "$log" >&2
 fi
 
 # Steps overwrite one line on a terminal; everything else (warnings, errors) stays. Ninja's lines about nothing to do are

@@ -11,6 +11,7 @@
 
 #include "cli/terminal.h"
 #include "cli/verbs.h"
+#include "kernels/cuda/launcher.h"
 
 namespace granule::cli {
 namespace {
@@ -63,6 +64,9 @@ Result<int> Version(const Invocation&) {
     name.resize(15, ' ');
     out += name + library.version + "\n";
   }
+  out += Format("CUDA kernels   {}\n", kernels::CudaKernels::InThisBuild()
+                                           ? FormatBytes(kernels::CudaKernels::ImageBytes())
+                                           : "none in this build");
   if (Status s = WriteStdout(out); !s.ok()) return s;
   return 0;
 }
