@@ -22,11 +22,10 @@ Result<std::shared_ptr<const Driver>> OpenDriver(const std::string& library) {
   // Never closed: the driver starts threads of its own, which outlive any unload.
   void* handle = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) {
-    return Error(
-        Code::kUnavailable,
-        "no CUDA driver: {} cannot be opened ({}). A GPU needs NVIDIA's driver {} or newer; "
-        "--device cpu works without",
-        library, dlerror(), DriverVersionText(kOldestDriver));
+    return Error(Code::kUnavailable,
+                 "no CUDA driver: {} cannot be opened ({}). A GPU needs NVIDIA's driver 580 or "
+                 "newer, which serves CUDA {}; --device cpu works without",
+                 library, dlerror(), DriverVersionText(kOldestDriver));
   }
   auto driver = std::make_shared<Driver>();
   driver->path = library;
