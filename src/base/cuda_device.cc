@@ -5,23 +5,21 @@
 namespace granule::cuda {
 namespace {
 
-// Results after which nothing in the context works any more: faults of kernels, of the hardware,
-// and a context that is gone.
 bool LosesDevice(DriverResult result) {
   switch (result) {
-    case 214:  // ECC_UNCORRECTABLE
-    case 219:  // NVLINK_UNCORRECTABLE
-    case 226:  // CONTAINED
-    case 700:  // ILLEGAL_ADDRESS
-    case 702:  // LAUNCH_TIMEOUT
-    case 709:  // CONTEXT_IS_DESTROYED
-    case 710:  // ASSERT
-    case 714:  // HARDWARE_STACK_ERROR
-    case 715:  // ILLEGAL_INSTRUCTION
-    case 716:  // MISALIGNED_ADDRESS
-    case 717:  // INVALID_ADDRESS_SPACE
-    case 718:  // INVALID_PC
-    case 719:  // LAUNCH_FAILED
+    case kEccUncorrectable:
+    case kNvlinkUncorrectable:
+    case kContained:
+    case kIllegalAddress:
+    case kLaunchTimeout:
+    case kContextIsDestroyed:
+    case kAssert:
+    case kHardwareStackError:
+    case kIllegalInstruction:
+    case kMisalignedAddress:
+    case kInvalidAddressSpace:
+    case kInvalidPc:
+    case kLaunchFailed:
       return true;
     default:
       return false;

@@ -29,10 +29,24 @@ using MemoryHandle = unsigned long long;
 // Results that are told apart.
 inline constexpr DriverResult kSuccess = 0;
 inline constexpr DriverResult kOutOfMemory = 2;
-inline constexpr DriverResult kNoDevice = 100;
 inline constexpr DriverResult kNoBinaryForGpu = 209;
 inline constexpr DriverResult kUnsupportedPtxVersion = 222;
 inline constexpr DriverResult kNotReady = 600;
+// Results after which nothing in the context works any more: faults of kernels and of the hardware,
+// and a context that is gone.
+inline constexpr DriverResult kEccUncorrectable = 214;
+inline constexpr DriverResult kNvlinkUncorrectable = 220;
+inline constexpr DriverResult kContained = 226;
+inline constexpr DriverResult kIllegalAddress = 700;
+inline constexpr DriverResult kLaunchTimeout = 702;
+inline constexpr DriverResult kContextIsDestroyed = 709;
+inline constexpr DriverResult kAssert = 710;
+inline constexpr DriverResult kHardwareStackError = 714;
+inline constexpr DriverResult kIllegalInstruction = 715;
+inline constexpr DriverResult kMisalignedAddress = 716;
+inline constexpr DriverResult kInvalidAddressSpace = 717;
+inline constexpr DriverResult kInvalidPc = 718;
+inline constexpr DriverResult kLaunchFailed = 719;
 
 // Numbers of CUdevice_attribute.
 inline constexpr int kAttributeMultiprocessors = 16;
@@ -91,14 +105,11 @@ struct KernelNodeParameters {
   X(CtxCreate, cuCtxCreate_v2, (ContextHandle * context, unsigned flags, DeviceOrdinal device))    \
   X(CtxDestroy, cuCtxDestroy_v2, (ContextHandle context))                                          \
   X(CtxSetCurrent, cuCtxSetCurrent, (ContextHandle context))                                       \
-  X(CtxGetCurrent, cuCtxGetCurrent, (ContextHandle * context))                                     \
-  X(CtxSynchronize, cuCtxSynchronize, ())                                                          \
   X(MemGetInfo, cuMemGetInfo_v2, (size_t * free, size_t * total))                                  \
   X(StreamCreate, cuStreamCreate, (StreamHandle * stream, unsigned flags))                         \
   X(StreamDestroy, cuStreamDestroy_v2, (StreamHandle stream))                                      \
   X(StreamSynchronize, cuStreamSynchronize, (StreamHandle stream))                                 \
   X(StreamQuery, cuStreamQuery, (StreamHandle stream))                                             \
-  X(StreamWaitEvent, cuStreamWaitEvent, (StreamHandle stream, EventHandle event, unsigned flags))  \
   X(EventCreate, cuEventCreate, (EventHandle * event, unsigned flags))                             \
   X(EventDestroy, cuEventDestroy_v2, (EventHandle event))                                          \
   X(EventRecord, cuEventRecord, (EventHandle event, StreamHandle stream))                          \

@@ -122,8 +122,6 @@ std::vector<std::string> Contradictions(const Json& rows) {
       found.push_back(name + ": other ids than the backend's first row");
     if (row["logits_hash"] != same["logits_hash"])
       found.push_back(name + ": other logits than the backend's first row");
-    if (row["ids"] != first.begin()->second["ids"])
-      found.push_back(name + ": other ids than on another backend or device");
     if (row["arm"] == "forced" && row["rounding"] == "bucket") {
       const bool moves = row["growth"] != "commit";
       if (row["growth_events"] == 0) found.push_back(name + ": a forced row that did not grow");
@@ -203,6 +201,17 @@ Result<int> Bench(const Invocation& invocation) {
   const std::string what = arguments.positionals.empty() ? "" : arguments.positionals[0];
   std::string model = arguments.positionals.size() > 1 ? arguments.positionals[1] : "";
   if (const auto flag = arguments.Find("--model")) model = *flag;
+  const auto only = [&](const char* flag, bool serves) -> Status {
+    if (serves || !arguments.Has(flag)) return {};
+    return Error(Code::kUsage, "{} has no effect on bench {}: leave it out", flag, what);
+  };
+  for (const char* flag : {"--threads", "--ctx-size", "--cuda-graph"}) {
+    if (Status s = only(flag, what == "floor"); !s.ok()) return s;
+  }
+  if (Status s = only("--row", what == "growth"); !s.ok()) return s;
+  if (Status s = only("--markdown", what != "floor"); !s.ok()) return s;
+  if (what == "vmm" && !model.empty())
+    return Error(Code::kUsage, "bench vmm takes no model, found \"{}\"", model);
   if (what == "growth") return BenchGrowth(arguments, model.empty() ? kDefaultModel : model);
   if (what == "floor") return BenchFloor(arguments, model.empty() ? kFloorModel : model);
   if (what == "vmm") return BenchVmm(arguments);
@@ -260,11 +269,24 @@ Result<int> BenchGrowth(const Arguments& arguments, const std::string& model) {
       arguments.Has("--json") ? rows.dump(1) + "\n" : Table(rows, arguments.Has("--markdown"));
   if (Status s = WriteStdout(out); !s.ok()) return s;
   if (!with_ort) Say("bench", "no rows for ort: ONNX Runtime is not on this machine");
+  // Across backends and devices logits differ by rounding, so that ids may part where two tokens
+  // are almost equally likely: worth a line, no contradiction.
+  for (const Json& row : rows) {
+    if (row["status"] != "ok" || row["ids"] == rows.front()["ids"]) continue;
+    if (rows.front()["status"] == "ok") {
+      Say("bench", Format("note: {} on {} chose other ids than the first row",
+                          row["backend"].get<std::string>(), row["device"].get<std::string>()));
+      break;
+    }
+  }
   const auto contradictions = Contradictions(rows);
   for (const std::string& text : contradictions) Say("bench", "error: " + text);
   const bool all_failed =
       std::none_of(rows.begin(), rows.end(), [](const Json& r) { return r["status"] == "ok"; });
-  if (all_failed) return Error(Code::kInvalidInput, "no row ran: {}", Cell(rows.back(), "status"));
+  if (all_failed) {
+    Say("bench", "error: no row ran: " + Cell(rows.back(), "status"));
+    return rows.back()["exit_code"].get<int>();
+  }
   return contradictions.empty() ? 0 : ExitCode(Code::kInternal);
 }
 

@@ -157,6 +157,7 @@ std::string RunGrowthCase(const std::string& model, const GrowthCase& row) {
   const auto finished = Run(model, row);
   if (!finished.ok()) {
     json["status"] = finished.status().message();
+    json["exit_code"] = ExitCode(finished.status().code());
     return json.dump(-1, ' ', false, Json::error_handler_t::replace);
   }
   const kv::Counters& c = finished->counters;

@@ -1,5 +1,6 @@
 #include "cli/doctor_cuda.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "base/format.h"
@@ -39,7 +40,9 @@ Json ExamineGpu(const std::shared_ptr<const cuda::Driver>& driver, int index, Cu
   line("cuBLASLt " + ((*gpu)->blas ? (*gpu)->blas_note
                                    : "not found, our own slower kernels do large products: " +
                                          (*gpu)->blas_note));
-  const auto read = kernels::MeasureReadCeiling(*(*gpu)->launcher, kReadBytes);
+  const auto free = (*gpu)->device->Memory();
+  const uint64_t bytes = free.ok() ? std::min(kReadBytes, free->free_bytes / 2) : kReadBytes;
+  const auto read = kernels::MeasureReadCeiling(*(*gpu)->launcher, bytes);
   if (read.ok()) {
     json["read_bytes_per_second"] = *read;
     line(Format("reads {:.2f} TB/s", *read / 1e12));

@@ -42,7 +42,8 @@ class Backend {
   // kUsage, by the layout's name, where the backend cannot read KV that lies so.
   virtual Status CheckLayout(const kv::LayoutChoice&) const { return {}; }
 
-  // Memory for a step of this size; called before any KV grows. A failure changes nothing.
+  // Memory for a step of this size; called before any KV grows. After a failure steps that fitted
+  // before still do; what was enlarged on the way may stay so.
   virtual Status Prepare(int64_t rows, int64_t wanted_rows) = 0;
 
   // Writes K and V of all rows to their slots (committed before) and the logits of the wanted rows.

@@ -23,6 +23,8 @@ struct DeviceOptions {
   int threads = 0;  // 0 = what affinity and quota allow
   Isa isa = BestIsa();
   size_t granule_bytes = 0;  // host granule; 0 = the default of 64 KiB
+  // What the handle pool keeps; 0 = the default: nothing on a CPU, memory::kCudaRetainedBytes on a
+  // GPU.
   uint64_t pool_retained_bytes = 0;
 };
 

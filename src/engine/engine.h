@@ -143,6 +143,9 @@ class Engine {
   //   kInvalidInput      a token id outside the vocabulary, the same sequence twice, an empty item
   //   kCapacityExceeded  a sequence would pass its hard maximum
   //   kExhausted         the system refused memory
+  //   kPoisoned          a sequence lost memory earlier and can only be closed
+  //   kDeviceLost        a GPU's context broke: its sequences can only be closed
+  //   kUsage             more than 256 sequences at once on a GPU
   Result<StepOutput> Step(std::span<const StepItem> items);
 
   // The same, but the tokens after the wanted rows are picked where the logits are, which stay

@@ -14,7 +14,7 @@
 //
 // Threads: verbs may be called from any thread; calls on overlapping addresses or on the same
 // handle must not overlap in time. No verb may run while a CUDA stream is being captured
-// (memory/cuda).
+// (granule captures none: docs/decisions/007).
 //
 // | verb    | host                                        | cuda                                  |
 // |---------|---------------------------------------------|---------------------------------------|

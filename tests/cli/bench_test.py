@@ -56,7 +56,7 @@ def test_rows_of_a_gpu_that_is_not_there_say_so_and_have_no_numbers(cli):
     if Path("/dev/nvidiactl").exists():
         pytest.skip("this machine has a GPU")
     done = cli("bench", "growth", GEOMETRY, "--device", "cuda", "--json", timeout=300)
-    assert done.returncode == 3 and b"CUDA" in done.stderr
+    assert done.returncode == 4 and b"CUDA" in done.stderr
     rows = json.loads(done.stdout)
     assert len(rows) == 44 and {row["capture"] for row in rows} == {"on", "off"}
     for row in rows:
@@ -91,3 +91,6 @@ def test_what_bench_does_not_know(cli):
     cli.fails(2, "bench", words=["growth, floor and vmm"])
     cli.fails(2, "bench", "speed", words=["speed"])
     cli.fails(2, "bench", "growth", "--row", "nonsense", words=["--row"])
+    cli.fails(2, "bench", "growth", "-c", 100, words=["--ctx-size", "bench growth"])
+    cli.fails(2, "bench", "floor", "--markdown", words=["--markdown", "bench floor"])
+    cli.fails(2, "bench", "vmm", "synth:tiny", words=["takes no model"])

@@ -22,6 +22,7 @@ constexpr int64_t kGraphClasses[] = {1, 2, 4, 8, 16, 32, 63};
 constexpr int64_t kTileFromRows = 8;
 
 constexpr uint64_t kSampleAlignment = 256;
+constexpr uint64_t kCutRowsAlignment = 256;
 
 // Device memory that a step works in.
 struct StepMemory {
@@ -38,7 +39,10 @@ struct StepMemory {
       const char* what;
     } needs[] = {
         {arena, floats(static_cast<uint64_t>(plan.arena_floats_per_row), r), "activations"},
-        {cut, wanted == rows ? 0 : floats(CutFloats(plan, wanted)) + w * sizeof(CudaRow),
+        {cut,
+         wanted == rows
+             ? 0
+             : RoundUp(w * sizeof(CudaRow), kCutRowsAlignment) + floats(CutFloats(plan, wanted)),
          "activations of wanted rows"},
         {logits, floats(static_cast<uint64_t>(plan.vocab_size), w), "logits"},
         {products, CudaMatMulBytes(plan, rows, wanted), "matrix products"},
@@ -47,6 +51,7 @@ struct StepMemory {
     };
     for (const auto& need : needs) {
       if (Status s = need.buffer.Reserve(device, need.bytes, need.what); !s.ok()) {
+        if (s.code() != Code::kExhausted || rows == 1) return s;
         return Status(s.code(), s.message() + "; use a smaller -ub/--ubatch-size");
       }
     }
@@ -102,6 +107,7 @@ class CudaBackend final : public Backend {
   }
 
   Result<const float*> Run(const StepBatch& batch) override {
+    if (Status s = Settle(); !s.ok()) return s;
     CudaExecution run = Over(memory_, static_cast<int64_t>(batch.token_ids.size()),
                              static_cast<int64_t>(batch.wanted.size()));
     if (Status s = UploadViews(batch); !s.ok()) return s;
@@ -112,7 +118,7 @@ class CudaBackend final : public Backend {
     return Finish(memory_, batch);
   }
 
-  bool SamplesOnDevice() const override { return true; }
+  bool SamplesOnDevice() const override { return plan_.vocab_size <= kernels::kMostSampledVocab; }
 
   int64_t GraphClass(int64_t sequences) const override {
     for (const int64_t size : kGraphClasses) {
@@ -146,11 +152,13 @@ class CudaBackend final : public Backend {
     if (action == kv::StepAction::kCapture) {
       if (Status s = Capture(graph, size); !s.ok()) {
         Drop(graph);
+        graph.memory = {};
         if (s.code() == Code::kDeviceLost) return s;
         return GraphRun{nullptr, kv::StepResult::kDeclined,
                         Format("predicate `driver` declined capture: {}", s.message())};
       }
     }
+    if (Status s = Settle(); !s.ok()) return s;
     if (Status s = UploadViews(batch); !s.ok()) return s;
     CudaExecution run = Over(graph.memory, size, size);
     if (Status s = UploadDecodeRows(batch, run); !s.ok()) return s;
@@ -184,7 +192,7 @@ class CudaBackend final : public Backend {
     run.wanted_row_data = memory.cut.as<CudaRow>();
     run.cut_arena = reinterpret_cast<float*>(
         memory.cut.address() +
-        RoundUp(static_cast<uint64_t>(wanted) * sizeof(CudaRow), uint64_t{256}));
+        RoundUp(static_cast<uint64_t>(wanted) * sizeof(CudaRow), kCutRowsAlignment));
     run.views = views_.as<KvView>();
     run.views_per_layer = kMaxCudaSequences;
     run.kv_types = kv_types_;
@@ -349,7 +357,18 @@ class CudaBackend final : public Backend {
             static_cast<uint64_t>(place.slot) + 2);
       }
     }
-    return device().Synchronize();
+    const Status done = device().Synchronize();
+    settled_ = done.ok();
+    return done;
+  }
+
+  // Before a step's inputs are written: one that failed half-way may still be reading its own.
+  Status Settle() {
+    if (!settled_) {
+      if (Status s = device().Synchronize(); !s.ok()) return s;
+    }
+    settled_ = false;
+    return {};
   }
 
   Status SampleBatch(const StepMemory& memory, const StepBatch& batch) {
@@ -415,6 +434,7 @@ class CudaBackend final : public Backend {
   cuda::Buffer views_;
   cuda::PinnedBuffer views_host_;
   std::vector<Place> places_;  // what views_ has for each index
+  bool settled_ = true;        // nothing reads the page-locked inputs
   cuda::PinnedBuffer inputs_host_;
   cuda::PinnedBuffer logits_host_;
   cuda::Buffer sample_;  // ids, settings, scratch

@@ -325,6 +325,57 @@ TEST_P(CudaEngine, APromptInChunksWithFewWantedRows) {
   }
 }
 
+// In a fresh engine each: nothing larger ran before, so that the memory is just what was planned.
+TEST_P(CudaEngine, SmallStepsWithAnyNumberOfWantedRows) {
+  const auto tokens = Prompt(17);
+  for (const size_t count : {2, 7, 8, 9, 16, 17}) {
+    for (const size_t wanted_count : {size_t{1}, count / 2, count - 1, count}) {
+      Loaded gpu(folder_, {});
+      auto s = *gpu.engine->NewSequence();
+      std::vector<int32_t> wanted(wanted_count);
+      std::iota(wanted.begin(), wanted.end(), static_cast<int32_t>(count - wanted_count));
+      const StepItem item{s.get(), std::span(tokens).first(count), wanted};
+      auto output = gpu.engine->Step({&item, 1});
+      ASSERT_TRUE(output.ok()) << output.status().message();
+      ASSERT_EQ(output->rows, static_cast<int64_t>(wanted_count));
+      for (int64_t r = 0; r < output->rows; ++r) {
+        for (const float x : output->Row(r)) ASSERT_TRUE(std::isfinite(x));
+      }
+    }
+  }
+}
+
+TEST_P(CudaEngine, ALongBatchGivesTheSameBitsLaunchedAndReplayed) {
+  constexpr size_t kCount = 5, kLength = 3100, kSteps = 6;
+  Rows rows[2];
+  for (const bool capture : {false, true}) {
+    Loaded gpu(folder_, {.capture = capture ? kv::CaptureMode::kOn : kv::CaptureMode::kOff});
+    std::vector<std::unique_ptr<kv::Sequence>> sequences;
+    std::vector<std::vector<TokenId>> tokens;
+    for (size_t i = 0; i < kCount; ++i) {
+      tokens.push_back(Prompt(kLength + kSteps, static_cast<uint32_t>(i) + 50));
+      sequences.push_back(*gpu.engine->NewSequence());
+      for (size_t at = 0; at < kLength; at += 620) {
+        const StepItem item{sequences.back().get(), std::span(tokens[i]).subspan(at, 620), {}};
+        ASSERT_TRUE(gpu.engine->Step({&item, 1}).ok());
+      }
+    }
+    for (size_t step = 0; step < kSteps; ++step) {
+      const int32_t row = 0;
+      std::vector<StepItem> items;
+      for (size_t i = 0; i < kCount; ++i) {
+        items.push_back(
+            {sequences[i].get(), std::span(tokens[i]).subspan(kLength + step, 1), {&row, 1}});
+      }
+      auto output = gpu.engine->Step(items);
+      ASSERT_TRUE(output.ok()) << output.status().message();
+      for (int64_t r = 0; r < output->rows; ++r)
+        rows[capture].emplace_back(output->Row(r).begin(), output->Row(r).end());
+    }
+  }
+  EXPECT_TRUE(SameBits(rows[0], rows[1]));
+}
+
 TEST_P(CudaEngine, AForkAndARewindGoOnWithTheSameBits) {
   const auto tokens = Prompt(120);
   Loaded gpu(folder_, {.capture = kv::CaptureMode::kOn});

@@ -138,15 +138,17 @@ class Loader {
     total_ = matrices + tables + constant_bytes_;
     const auto memory = gpu_.device->Memory();
     if (!memory.ok()) return memory.status();
-    const uint64_t needed = total_ + scratch_bytes_;
+    const uint64_t working = scratch_bytes_ + (matrices > 0 ? kernels::kRearrangeBytes : 0);
+    const uint64_t needed = total_ + working;
     if (needed <= memory->free_bytes) return {};
-    return Error(Code::kExhausted,
-                 "the weights do not fit on {}: {} bytes are needed ({} of matrices, {} of "
-                 "embeddings, {} of constants, {} to make them in), {} of {} are free. Weight "
-                 "offload is not built: use a smaller or more quantised model, free device memory, "
-                 "or run with --device cpu",
-                 gpu_.device->where(), needed, matrices, tables, constant_bytes_, scratch_bytes_,
-                 memory->free_bytes, memory->total_bytes);
+    return Error(
+        Code::kExhausted,
+        "the weights do not fit on {}: {} bytes are needed ({} of matrices, {} of "
+        "embeddings, {} of constants, {} to make or rearrange them in), {} of {} are free. Weight "
+        "offload is not built: use a smaller or more quantised model, free device memory, "
+        "or run with --device cpu",
+        gpu_.device->where(), needed, matrices, tables, constant_bytes_, working,
+        memory->free_bytes, memory->total_bytes);
   }
 
   Status LoadConstants() {
@@ -226,6 +228,7 @@ class Loader {
   Inventory inventory_;
   MadeWeights made_;
   const WeightProgress& progress_;
+  CudaWeights weights_;
   cuda::Buffer scratch_;  // the matrix that is being made; outlives staging_, whose end waits
   std::unique_ptr<kernels::Staging> staging_;
   std::unordered_map<const void*, uint64_t> offsets_;  // of constants, by host address
@@ -233,7 +236,6 @@ class Loader {
   uint64_t total_ = 0;
   uint64_t scratch_bytes_ = 0;
   uint64_t made_bytes_ = 0;  // of tables that were not uploaded
-  CudaWeights weights_;
 };
 
 }  // namespace

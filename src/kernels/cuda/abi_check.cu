@@ -24,7 +24,20 @@ static_assert(offsetof(KernelNodeParameters, arguments) ==
               offsetof(CUDA_KERNEL_NODE_PARAMS, kernelParams));
 static_assert(offsetof(KernelNodeParameters, context) == offsetof(CUDA_KERNEL_NODE_PARAMS, ctx));
 
-static_assert(kOutOfMemory == CUDA_ERROR_OUT_OF_MEMORY && kNoDevice == CUDA_ERROR_NO_DEVICE);
+static_assert(kOutOfMemory == CUDA_ERROR_OUT_OF_MEMORY);
+static_assert(kEccUncorrectable == CUDA_ERROR_ECC_UNCORRECTABLE);
+static_assert(kNvlinkUncorrectable == CUDA_ERROR_NVLINK_UNCORRECTABLE);
+static_assert(kContained == CUDA_ERROR_CONTAINED);
+static_assert(kIllegalAddress == CUDA_ERROR_ILLEGAL_ADDRESS);
+static_assert(kLaunchTimeout == CUDA_ERROR_LAUNCH_TIMEOUT);
+static_assert(kContextIsDestroyed == CUDA_ERROR_CONTEXT_IS_DESTROYED);
+static_assert(kAssert == CUDA_ERROR_ASSERT);
+static_assert(kHardwareStackError == CUDA_ERROR_HARDWARE_STACK_ERROR);
+static_assert(kIllegalInstruction == CUDA_ERROR_ILLEGAL_INSTRUCTION);
+static_assert(kMisalignedAddress == CUDA_ERROR_MISALIGNED_ADDRESS);
+static_assert(kInvalidAddressSpace == CUDA_ERROR_INVALID_ADDRESS_SPACE);
+static_assert(kInvalidPc == CUDA_ERROR_INVALID_PC);
+static_assert(kLaunchFailed == CUDA_ERROR_LAUNCH_FAILED);
 static_assert(kNoBinaryForGpu == CUDA_ERROR_NO_BINARY_FOR_GPU);
 static_assert(kUnsupportedPtxVersion == CUDA_ERROR_UNSUPPORTED_PTX_VERSION);
 static_assert(kNotReady == CUDA_ERROR_NOT_READY);

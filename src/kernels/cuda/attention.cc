@@ -1,6 +1,7 @@
 // Starts the attention kernels of attention.cu and attention_tiles.cu.
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <iterator>
 #include <string_view>
 
@@ -65,6 +66,13 @@ Groups DecodeGroups(const AttentionShape& shape) {
   return Groups(shape, shape.head_dim > 128 ? 8 : 16);
 }
 
+// Counts go up to a power of two: a batch is split the same launched as replayed (size classes of
+// graphs), and more rows never need a smaller workspace.
+int64_t Rounded(int64_t single_count) {
+  return static_cast<int64_t>(
+      std::bit_ceil(static_cast<uint64_t>(std::max<int64_t>(single_count, 1))));
+}
+
 // Blocks that a row's slots are dealt to, at most. Few rows are cut finely, so that a single one
 // fills the GPU (384 blocks: an H200 has 132 multiprocessors, which hold three at a time with heads
 // of 128); many rows fill it anyway, and are cut enough for one long row among short ones. More
@@ -73,8 +81,7 @@ int64_t Splits(const AttentionShape& shape, int64_t single_count) {
   constexpr int64_t kFill = 384, kOfManyRows = 2048, kLeast = 4, kMost = 256;
   const int64_t blocks = shape.kv_heads * DecodeGroups(shape).blocks;
   const int64_t most = std::clamp(CeilDiv(kFill, blocks), kLeast, kMost);
-  return std::clamp(CeilDiv(kOfManyRows, blocks * std::max<int64_t>(single_count, 1)), kLeast,
-                    most);
+  return std::clamp(CeilDiv(kOfManyRows, blocks * Rounded(single_count)), kLeast, most);
 }
 
 // Bytes of the sums; the value sums come behind them.
@@ -181,6 +188,7 @@ void RotateAndAppend(Launcher& launcher, const CudaAppendArgs& args) {
 
 uint64_t CudaAttentionWorkspaceBytes(const AttentionShape& shape, int64_t single_count) {
   if (single_count <= 0) return 0;
+  single_count = Rounded(single_count);
   const auto values = static_cast<uint64_t>(single_count * shape.heads *
                                             Splits(shape, single_count) * shape.head_dim);
   return SumsBytes(shape, single_count) + values * sizeof(float);

@@ -177,6 +177,14 @@ TEST(CudaAttentionWorkspace, IsBoundedAndGrowsWithRowsAtMost) {
   EXPECT_EQ(CudaAttentionWorkspaceBytes(shape, 1), 40u * 48 * (2 + 128) * 4);
   EXPECT_EQ(CudaAttentionWorkspaceBytes(shape, 256), 256u * 40 * 4 * (2 + 128) * 4);
   EXPECT_LE(CudaAttentionWorkspaceBytes(shape, 64), uint64_t{16} << 20);
+  // A step that is planned for more rows than it turns out to have fits.
+  for (const int64_t kv_heads : {1, 2, 3, 8, 32}) {
+    for (int64_t rows = 1; rows < 600; ++rows) {
+      ASSERT_LE(CudaAttentionWorkspaceBytes(ShapeOf(kv_heads, 3, 64), rows),
+                CudaAttentionWorkspaceBytes(ShapeOf(kv_heads, 3, 64), rows + 1))
+          << kv_heads << " KV heads, " << rows << " rows";
+    }
+  }
 }
 
 }  // namespace

@@ -95,6 +95,9 @@ class CudaMatrix {
   std::unique_ptr<Data> data_;
 };
 
+// Device memory that a load may need beside the matrices, to rearrange them in.
+inline constexpr uint64_t kRearrangeBytes = uint64_t{64} << 20;
+
 // Device bytes that Upload will take, without loading: for the bill.
 uint64_t CudaMatrixBytes(const QuantizedWeights& weights);
 uint64_t CudaMatrixBytes(const DenseWeights& weights);

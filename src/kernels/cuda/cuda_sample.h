@@ -9,10 +9,12 @@
 
 namespace granule::kernels {
 
+inline constexpr int64_t kMostSampledVocab = int64_t{1} << 20;
+
 struct CudaSampleArgs {
   const float* logits = nullptr;            // [rows, vocab_size]
   int64_t rows = 0;                         // at most 65,535
-  int64_t vocab_size = 0;                   // at most 2^20
+  int64_t vocab_size = 0;                   // at most kMostSampledVocab
   const CudaSampleRow* settings = nullptr;  // [rows]; null: all greedy
   int32_t* ids = nullptr;                   // [rows]
   std::byte* workspace = nullptr;           // SampleWorkspaceBytes, 8-byte aligned

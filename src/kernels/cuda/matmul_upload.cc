@@ -16,7 +16,7 @@ static_assert(kTypeF32 == static_cast<int>(DType::kF32) &&
               kTypeBF16 == static_cast<int>(DType::kBF16));
 
 // Sources that must be rearranged pass through device memory of at most about this size.
-constexpr int64_t kPassBytes = int64_t{64} << 20;
+constexpr auto kPassBytes = static_cast<int64_t>(kRearrangeBytes);
 constexpr int64_t kPartAlignment = 256;
 
 // Offsets and sizes of the parts of one allocation.

@@ -19,7 +19,7 @@ uint64_t SampleWorkspaceBytes(int64_t rows, int64_t vocab_size) {
 
 void Sample(Launcher& launcher, const CudaSampleArgs& args) {
   if (args.rows == 0) return;
-  GRANULE_CHECK(args.vocab_size > 0 && args.vocab_size <= (1 << 20));
+  GRANULE_CHECK(args.vocab_size > 0 && args.vocab_size <= kMostSampledVocab);
   GRANULE_CHECK(args.workspace_bytes >= SampleWorkspaceBytes(args.rows, args.vocab_size));
   cuda_args::Sample a{};
   a.logits = args.logits;

@@ -267,7 +267,6 @@ inline void FakeDriver::Fill() {
     return kSuccess;
   };
   d.CtxSetCurrent = [](ContextHandle context) { return current_ = context, kSuccess; };
-  d.CtxGetCurrent = [](ContextHandle* context) { return *context = current_, kSuccess; };
   d.MemGetInfo = [](size_t* free, size_t* total) {
     FakeDriver& f = Self();
     const std::lock_guard lock(f.mutex_);
