@@ -357,7 +357,7 @@ class CudaBackend final : public Backend {
             static_cast<uint64_t>(place.slot) + 2);
       }
     }
-    const Status done = device().Synchronize();
+    Status done = device().Synchronize();
     settled_ = done.ok();
     return done;
   }
