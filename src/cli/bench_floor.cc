@@ -43,7 +43,7 @@ class Floor {
     if (const auto& size = levers_.ctx_size; size.value)
       options.explicit_limit = kv::Limit{*size.value, size.source};
     options.capture_source = levers_.cuda_graph.source;
-    if (levers_.cuda_graph.value == "off") options.capture = kv::CaptureMode::kOff;
+    options.capture = kv::CaptureModeOf(levers_.cuda_graph.value);
     engine::Engine engine(device_, model_, options);
     uint64_t captures = 0;
     {
@@ -146,8 +146,7 @@ Result<int> BenchFloor(const Arguments& arguments, const std::string& model_path
   engine::DeviceOptions device_options;
   device_options.threads = levers->threads.value;
   device_options.granule_bytes = size_t{2} << 20;  // the GPU's, so that both devices compare
-  auto device = gpu ? engine::DeviceContext::CreateCuda(device_options, *gpu)
-                    : engine::DeviceContext::CreateCpu(device_options);
+  auto device = engine::DeviceContext::Create(device_options, gpu);
   if (!device.ok()) return device.status();
   auto model = engine::Model::Load(**device, std::move(*package));
   if (!model.ok()) return model.status();

@@ -39,8 +39,7 @@ Result<Finished> Run(const std::string& model_path, const GrowthCase& row) {
   if (!package.ok()) return package.status();
   engine::DeviceOptions device_options;
   device_options.granule_bytes = kGranuleBytes;
-  auto device = gpu ? engine::DeviceContext::CreateCuda(device_options, *gpu)
-                    : engine::DeviceContext::CreateCpu(device_options);
+  auto device = engine::DeviceContext::Create(device_options, gpu);
   if (!device.ok()) return device.status();
   auto model = engine::Model::Load(**device, std::move(*package), row.backend);
   if (!model.ok()) return model.status();

@@ -73,11 +73,6 @@ Status ReadPrompt(const RunOptions& options, const package::Package& package, Se
   return CheckPromptIds(session.prompt, package.vocab_size);
 }
 
-kv::CaptureMode CaptureModeOf(const std::string& text) {
-  if (text == "on") return kv::CaptureMode::kOn;
-  return text == "off" ? kv::CaptureMode::kOff : kv::CaptureMode::kAuto;
-}
-
 engine::KvOptions KvOptionsOf(const RunOptions& options) {
   engine::KvOptions kv;
   kv.layout = options.layout;
@@ -88,7 +83,7 @@ engine::KvOptions KvOptionsOf(const RunOptions& options) {
   if (const Setting<std::optional<uint64_t>>& size = options.levers.ctx_size; size.value) {
     kv.explicit_limit = kv::Limit{*size.value, size.source};
   }
-  kv.capture = CaptureModeOf(options.levers.cuda_graph.value);
+  kv.capture = kv::CaptureModeOf(options.levers.cuda_graph.value);
   kv.capture_source = options.levers.cuda_graph.source;
   return kv;
 }
@@ -106,8 +101,7 @@ Status OpenSession(const RunOptions& options, Session& session) {
   device_options.isa = options.levers.isa.value;
   device_options.granule_bytes = options.levers.kv_granule.value;
   Result<std::unique_ptr<engine::DeviceContext>> device =
-      gpu ? engine::DeviceContext::CreateCuda(device_options, *gpu)
-          : engine::DeviceContext::CreateCpu(device_options);
+      engine::DeviceContext::Create(device_options, gpu);
   if (!device.ok()) return device.status();
   session.device = std::move(*device);
   Progress progress("loading weights");

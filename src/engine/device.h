@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "base/cpu.h"
@@ -39,6 +40,11 @@ class DeviceContext {
   // A GPU by its index. Sequences live in its memory; the threads stay for what the host does.
   // kUnavailable: no driver, no such device, a build without kernels for it.
   static Result<std::unique_ptr<DeviceContext>> CreateCuda(const DeviceOptions& options, int index);
+  // The GPU of this index, or the CPU where there is none.
+  static Result<std::unique_ptr<DeviceContext>> Create(const DeviceOptions& options,
+                                                       std::optional<int> gpu) {
+    return gpu ? CreateCuda(options, *gpu) : CreateCpu(options);
+  }
   ~DeviceContext();
 
   // "cpu", "cuda:0".

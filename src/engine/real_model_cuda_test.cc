@@ -14,32 +14,12 @@
 #include "base/cuda_for_test.h"
 #include "base/file.h"
 #include "engine/engine.h"
+#include "engine/real_model_for_test.h"
 
 namespace granule::engine {
 namespace {
 
-struct Golden {
-  std::vector<TokenId> prompt;
-  std::vector<TokenId> ids;  // up to the first step whose margin is below 0.1
-};
-
-std::vector<Golden> ReadGoldens(const char* name) {
-  const auto text =
-      ReadFile(std::filesystem::path(GRANULE_SOURCE_DIR) / "tests/data" / name, 16 << 20);
-  EXPECT_TRUE(text.ok()) << text.status().message();
-  std::vector<Golden> goldens;
-  if (!text.ok()) return goldens;
-  const auto json = nlohmann::json::parse(*text);
-  for (const auto& item : json["items"]) {
-    Golden golden{item["prompt_ids"], item["generated_ids"]};
-    const std::vector<double> margins = item["margins"];
-    const auto unsure =
-        std::find_if(margins.begin(), margins.end(), [](double m) { return m < 0.1; });
-    golden.ids.resize(static_cast<size_t>(unsure - margins.begin()));
-    goldens.push_back(std::move(golden));
-  }
-  return goldens;
-}
+constexpr double kSureMargin = 0.1;  // of goldens: larger than what a GPU's rounding decides
 
 int64_t Best(std::span<const float> row) {
   return std::max_element(row.begin(), row.end()) - row.begin();
@@ -135,11 +115,8 @@ class RealModelCuda : public cuda::GpuTest {
     cuda::GpuTest::SetUp();
     if (device_ == nullptr) return;
     device_.reset();
-    const char* named = std::getenv("GRANULE_TEST_MODEL");
-    const bool set = named != nullptr && *named != '\0';
-    folder_ = set ? named : GRANULE_SOURCE_DIR "/models/smollm2-135m-instruct";
-    if (!set && !std::filesystem::exists(folder_))
-      GTEST_SKIP() << "no model: `make model` makes " << folder_;
+    folder_ = RealModelFolderOrEmpty();
+    if (folder_.empty()) GTEST_SKIP() << kNoRealModel;
   }
   std::string folder_;
 };
@@ -147,7 +124,7 @@ class RealModelCuda : public cuda::GpuTest {
 TEST_F(RealModelCuda, WritesWhatTransformersAndOnnxRuntimeWrite) {
   Session gpu = Session::Open(folder_, true, {});
   for (const char* file : {"smollm2-greedy.json", "smollm2-long.json"}) {
-    for (const Golden& golden : ReadGoldens(file)) {
+    for (const Golden& golden : ReadGoldens(file, kSureMargin)) {
       auto sequence = *gpu.engine->NewSequence();
       EXPECT_EQ(gpu.Greedy(*sequence, golden.prompt, golden.ids.size()), golden.ids);
     }
@@ -155,7 +132,7 @@ TEST_F(RealModelCuda, WritesWhatTransformersAndOnnxRuntimeWrite) {
 }
 
 TEST_F(RealModelCuda, ForcedGrowthOfEveryKindWritesTheIdsOfTheUngrownRun) {
-  const Golden golden = ReadGoldens("smollm2-greedy.json")[0];
+  const Golden golden = ReadGoldens("smollm2-greedy.json", kSureMargin)[0];
   constexpr size_t kCount = 48;
   std::vector<TokenId> ungrown;
   {
@@ -192,7 +169,7 @@ TEST_F(RealModelCuda, ForcedGrowthOfEveryKindWritesTheIdsOfTheUngrownRun) {
 }
 
 TEST_F(RealModelCuda, LogitsOf64PositionsAgreeWithTheCpu) {
-  const Golden golden = ReadGoldens("smollm2-greedy.json")[4];
+  const Golden golden = ReadGoldens("smollm2-greedy.json", kSureMargin)[4];
   std::vector<TokenId> ids = golden.prompt;
   ids.insert(ids.end(), golden.ids.begin(), golden.ids.end());
   ids.resize(std::min<size_t>(ids.size(), 64));

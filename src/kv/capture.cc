@@ -37,6 +37,11 @@ CaptureDecision Decision(bool enabled, const char* predicate, const std::string&
 
 }  // namespace
 
+CaptureMode CaptureModeOf(const std::string& text) {
+  if (text == "on") return CaptureMode::kOn;
+  return text == "off" ? CaptureMode::kOff : CaptureMode::kAuto;
+}
+
 CaptureDecision DecideCapture(const CaptureInputs& in) {
   if (in.weight_offload_enabled && in.weight_offload != CaptureInputs::Offload::kProvenStable) {
     return Decision(

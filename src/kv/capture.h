@@ -20,7 +20,8 @@ enum class CapturePolicy {
   kSeed,     // that, every step of several rows, and every rewind (what the seeds' table counts)
 };
 
-enum class CaptureMode { kAuto, kOn, kOff };  // --cuda-graph
+enum class CaptureMode { kAuto, kOn, kOff };         // --cuda-graph
+CaptureMode CaptureModeOf(const std::string& text);  // "on", "off", else auto: levers are checked
 
 // What decides whether steps are captured at all, in order of precedence.
 struct CaptureInputs {

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
-#include <optional>
 
 #include "base/arith.h"
 #include "engine/cuda/cuda_execute.h"
@@ -264,19 +263,15 @@ class CudaBackend final : public Backend {
   }
 
   Status UploadDecodeRows(const StepBatch& batch, const CudaExecution& run) {
+    const size_t bytes = static_cast<size_t>(run.rows) * sizeof(CudaRow);
+    if (Status s = inputs_host_.Reserve(device(), bytes, "a step's inputs"); !s.ok()) return s;
     auto* rows = reinterpret_cast<CudaRow*>(inputs_host_.data());
-    if (inputs_host_.bytes() < static_cast<uint64_t>(run.rows) * sizeof(CudaRow)) {
-      const uint64_t bytes = static_cast<uint64_t>(run.rows) * sizeof(CudaRow);
-      if (Status s = inputs_host_.Reserve(device(), bytes, "a step's inputs"); !s.ok()) return s;
-      rows = reinterpret_cast<CudaRow*>(inputs_host_.data());
-    }
     for (size_t i = 0; i < static_cast<size_t>(run.rows); ++i) {
       rows[i] = i < batch.token_ids.size() ? CudaRow{static_cast<int32_t>(batch.token_ids[i]),
                                                      batch.places[i].sequence, batch.places[i].slot}
                                            : CudaRow{0, -1, 0};
     }
-    return device().UploadAsync(reinterpret_cast<cuda::DevicePtr>(run.row_data), rows,
-                                static_cast<size_t>(run.rows) * sizeof(CudaRow));
+    return device().UploadAsync(reinterpret_cast<cuda::DevicePtr>(run.row_data), rows, bytes);
   }
 
   // Rows and lists in one transfer.

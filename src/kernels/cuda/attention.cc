@@ -100,8 +100,6 @@ cuda_args::Scores ScoresOf(const CudaAttentionArgs& args) {
   return scores;
 }
 
-unsigned Count(int64_t count) { return static_cast<unsigned>(std::max<int64_t>(count, 0)); }
-
 void LaunchSingles(Launcher& launcher, const CudaAttentionArgs& args) {
   const AttentionShape& shape = args.shape;
   const Groups groups = DecodeGroups(shape);

@@ -11,6 +11,7 @@
 // differently.)
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -51,6 +52,9 @@ class CudaKernels {
   std::vector<cuda::ModuleHandle> modules_;
   std::unordered_map<std::string, Function> functions_;
 };
+
+// A number of blocks or threads as a launch takes it; none for a negative one.
+inline unsigned Count(int64_t count) { return static_cast<unsigned>(std::max<int64_t>(count, 0)); }
 
 struct Grid {
   unsigned x = 1, y = 1, z = 1;

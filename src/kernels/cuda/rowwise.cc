@@ -20,8 +20,6 @@ bool Aligned(std::initializer_list<const void*> pointers,
   return true;
 }
 
-unsigned Count(int64_t count) { return static_cast<unsigned>(std::max<int64_t>(count, 0)); }
-
 // A block per row and piece of columns.
 Grid Pieces(int64_t rows, int64_t width) {
   return {Count(rows), Count(CeilDiv<int64_t>(width, cuda_args::kPiece))};
